@@ -63,6 +63,8 @@ type Method struct {
 	Peer bool
 	// Maintenance: it answers while the node has no configuration.
 	Maintenance bool
+	// Locked: it answers while no key of the machine opens its disk.
+	Locked bool
 	// Streaming: it answers, or is asked, with more than one message.
 	Streaming bool
 	// Upload is how many bytes a caller may send; 0: what is usual.
@@ -96,6 +98,7 @@ func method(d protoreflect.MethodDescriptor) Method {
 		Discloses:   get(garboardv1.E_Discloses).(bool),
 		Peer:        get(garboardv1.E_Peer).(bool),
 		Maintenance: get(garboardv1.E_Maintenance).(bool),
+		Locked:      get(garboardv1.E_Locked).(bool),
 		Streaming:   d.IsStreamingServer() || d.IsStreamingClient(),
 		Upload:      int64(get(garboardv1.E_UploadMib).(uint32)) << 20,
 	}
@@ -156,7 +159,7 @@ const (
 	HeaderPeer   = "Garboard-Peer"   // the common name in the client's certificate
 	HeaderRoles  = "Garboard-Roles"  // its organisations, comma-separated
 	HeaderRemote = "Garboard-Remote" // address and port
-	HeaderMode   = "Garboard-Mode"   // ModeNormal or ModeMaintenance
+	HeaderMode   = "Garboard-Mode"   // one of the modes below
 )
 
 // Refusals is where the gate tells the node of a call that it has refused, for the audit
@@ -176,4 +179,5 @@ type Refusal struct {
 const (
 	ModeNormal      = "normal"
 	ModeMaintenance = "maintenance" // the caller is unknown
+	ModeLocked      = "locked"      // the caller is unknown
 )

@@ -356,7 +356,7 @@ var choices = map[reflect.Type][]string{
 	reflect.TypeFor[FileSystem]():     {string(XFS), string(Ext4)},
 	reflect.TypeFor[CNIName]():        {string(CNIFlannel), string(CNINone), string(CNICustom)},
 	reflect.TypeFor[ProxyMode]():      {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
-	reflect.TypeFor[ConsoleCommand](): {"status", "log", "network", "reboot", "shutdown"},
+	reflect.TypeFor[ConsoleCommand](): {"status", "log", "network", "unlock", "reboot", "shutdown"},
 	// audit.k8s.io/v1
 	reflect.TypeFor[auditLevel](): {"None", "Metadata", "Request", "RequestResponse"},
 	reflect.TypeFor[auditStage](): {"RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"},

@@ -120,7 +120,7 @@ type KernelModule struct {
 
 // Console is the machine's own screen with its keyboard, and its serial lines: they take commands without credentials.
 type Console struct {
-	Disabled []ConsoleCommand `yaml:"disabled"` // commands that it doesn't take: status, log, network, reboot, shutdown
+	Disabled []ConsoleCommand `yaml:"disabled"` // refused commands: status, log, network, unlock, reboot, shutdown
 }
 
 // ConsoleCommand is one of the commands of package console.

@@ -18,6 +18,7 @@ type machines struct {
 func (m machines) config(n Node) vm.Config {
 	c := vm.Config{
 		Name:         m.plan.Name + "/" + n.Name,
+		Mainboard:    m.dir.mainboard(n.Name),
 		Accelerator:  m.plan.Accelerator,
 		CPUs:         n.CPUs,
 		MemoryMiB:    n.MemoryMiB,

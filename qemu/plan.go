@@ -252,6 +252,13 @@ func (d clusterDir) console(n string) string   { return filepath.Join(d.node(n),
 func (d clusterDir) chart(n string) string     { return filepath.Join(d.node(n), "boot-chart.svg") }
 func (d clusterDir) disk(n string) string      { return filepath.Join(d.node(n), "disk.img") }
 func (d clusterDir) variables(n string) string { return filepath.Join(d.node(n), "uefi-variables.img") }
+
+// mainboard is a text that a test gives a node while it is off, in place of its mainboard.
+func (d clusterDir) mainboard(n string) string {
+	text, _ := os.ReadFile(filepath.Join(d.node(n), "mainboard"))
+	return string(text)
+}
+
 func (d clusterDir) work(n string) string      { return filepath.Join(d.node(n), "work") }
 func (d clusterDir) state(n string) string     { return filepath.Join(d.node(n), "state") }
 func (d clusterDir) ephemeral(n string) string { return filepath.Join(d.node(n), "var") }

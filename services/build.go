@@ -240,7 +240,7 @@ func NewNode(o Options) (*Node, error) {
 		apid.Service(apid.Options{Store: store, Logs: o.Logs, Processes: o.Processes, Cmdline: o.Cmdline, Socket: gate, Fingerprint: &n.fingerprint}),
 		n.network.Service(),
 		configuration.Service(configuration.Options{
-			Store: store, Applier: applier, MountState: d.MountState, Installed: installed,
+			Store: store, Applier: applier, MountState: d.MountState, Installed: installed, Unlocked: d.Unlocked,
 			Sources: source.All(source.Options{Mode: o.Mode, Cmdline: o.Cmdline, Mount: d.Volume, Wait: applier.NeedNetwork}),
 		}),
 		d.Service(),
@@ -286,7 +286,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	n.api, err = api.New(api.Options{
 		Mode: o.Mode, Store: store, Graph: n.graph, Runtime: n.runtime, Logs: o.Logs, Config: applier, Containerd: ctrd, Gate: gate,
-		Since: since, Disks: d.List, SetTime: timed.Set,
+		Since: since, Disks: d.List, Recovery: d, SetTime: timed.Set,
 		Diagnose: n.doctor.Diagnose, Etcd: member, Roster: member.Roster, EnlistToken: member.EnlistToken, Enlist: member.Enlist, Operations: n.ops, Interrupt: ends.Interrupt, Reboot: ends.Reboot, InterruptLocked: locked.Interrupt, KubernetesVersion: upgrade.From,
 	})
 	if err != nil {

@@ -82,7 +82,7 @@ func (r *reporter) run(ctx context.Context, events <-chan dag.Event) {
 // one is worth more lines.
 func (r *reporter) waiting(now time.Duration) []string {
 	statuses := r.graph.Statuses()
-	if stage, err := configuration.Stages.Get(r.store, configuration.StageID); err == nil && stage.Spec == configuration.Maintenance {
+	if stage, err := configuration.Stages.Get(r.store, configuration.StageID); err == nil && stage.Spec.Anonymous() {
 		statuses = slices.DeleteFunc(statuses, func(s dag.Status) bool { return !slices.Contains([]string{udev.ID, network.ID, apid.ID}, s.ID) })
 	}
 	return waitingFor(statuses, now)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -15,6 +16,9 @@ import (
 	"github.com/garboard-os/garboard/services/operations/lifecycle"
 	"github.com/garboard-os/garboard/services/system/configuration"
 )
+
+// unlockBudget is for a recovery key that is typed at the console: others may be tried before it.
+const unlockBudget = 2 * time.Minute
 
 // Run runs the node until ctx is cancelled and everything has stopped, services
 // in reverse order of their dependencies.
@@ -45,6 +49,11 @@ func (n *Node) Run(ctx context.Context) error {
 		Waiting: func() []string { return n.report.waiting(n.report.since()) },
 		Ending:  func() bool { return ctx.Err() != nil },
 		Signal:  func(s syscall.Signal) error { return syscall.Kill(os.Getpid(), s) },
+		Unlock: func(key string) error {
+			ctx, cancel := context.WithTimeout(rctx, unlockBudget)
+			defer cancel()
+			return n.disks.Unlock(ctx, key)
+		},
 	}
 	if n.report.mode == boot.Container { // its kernel is its host's
 		wg.Go(func() { console.Show(rctx, screen, n.logs.Screen()) })

@@ -243,7 +243,7 @@ type NodeStatusResponse struct {
 	// init, controlplane or worker; empty without a configuration.
 	MachineType string `protobuf:"bytes,2,opt,name=machine_type,json=machineType,proto3" json:"machine_type,omitempty"`
 	Cluster     string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// maintenance or configured
+	// maintenance, locked or configured
 	Stage     string               `protobuf:"bytes,4,opt,name=stage,proto3" json:"stage,omitempty"`
 	Addresses []string             `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	Uptime    *durationpb.Duration `protobuf:"bytes,6,opt,name=uptime,proto3" json:"uptime,omitempty"`
@@ -274,8 +274,10 @@ type NodeStatusResponse struct {
 	KubernetesLacks string `protobuf:"bytes,23,opt,name=kubernetes_lacks,json=kubernetesLacks,proto3" json:"kubernetes_lacks,omitempty"`
 	// Whom that is about: Node, or the DaemonSet of a pod. A node of an earlier release doesn't say it.
 	KubernetesFaulty []string `protobuf:"bytes,24,rep,name=kubernetes_faulty,json=kubernetesFaulty,proto3" json:"kubernetes_faulty,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// What an administrator should know of a node, also of a healthy one.
+	Notices       []string `protobuf:"bytes,25,rep,name=notices,proto3" json:"notices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeStatusResponse) Reset() {
@@ -472,6 +474,13 @@ func (x *NodeStatusResponse) GetKubernetesLacks() string {
 func (x *NodeStatusResponse) GetKubernetesFaulty() []string {
 	if x != nil {
 		return x.KubernetesFaulty
+	}
+	return nil
+}
+
+func (x *NodeStatusResponse) GetNotices() []string {
+	if x != nil {
+		return x.Notices
 	}
 	return nil
 }
@@ -4320,6 +4329,159 @@ func (x *ClientCertificateResponse) GetAuthorities() []byte {
 	return nil
 }
 
+// What the methods about recovery keys have in common.
+type RecoveryKeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 64 modhex characters, in groups of eight that hyphens separate; only of AddRecoveryKey and
+	// Unlock.
+	Key           []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryKeyRequest) Reset() {
+	*x = RecoveryKeyRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryKeyRequest) ProtoMessage() {}
+
+func (x *RecoveryKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryKeyRequest.ProtoReflect.Descriptor instead.
+func (*RecoveryKeyRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *RecoveryKeyRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type RecoveryKeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that are encrypted; only of ListRecoveryKeys.
+	Volumes       []*VolumeRecoveryKey `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryKeyResponse) Reset() {
+	*x = RecoveryKeyResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryKeyResponse) ProtoMessage() {}
+
+func (x *RecoveryKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryKeyResponse.ProtoReflect.Descriptor instead.
+func (*RecoveryKeyResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *RecoveryKeyResponse) GetVolumes() []*VolumeRecoveryKey {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type VolumeRecoveryKey struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	// Those of the recovery key; none: the volume has no such key.
+	Slots         []uint32               `protobuf:"varint,2,rep,packed,name=slots,proto3" json:"slots,omitempty"`
+	Added         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=added,proto3" json:"added,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeRecoveryKey) Reset() {
+	*x = VolumeRecoveryKey{}
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeRecoveryKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeRecoveryKey) ProtoMessage() {}
+
+func (x *VolumeRecoveryKey) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeRecoveryKey.ProtoReflect.Descriptor instead.
+func (*VolumeRecoveryKey) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *VolumeRecoveryKey) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeRecoveryKey) GetSlots() []uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *VolumeRecoveryKey) GetAdded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Added
+	}
+	return nil
+}
+
 type CheckNetworkRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A name or an address.
@@ -4332,7 +4494,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4344,7 +4506,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4357,7 +4519,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *CheckNetworkRequest) GetHost() string {
@@ -4389,7 +4551,7 @@ type NetworkStep struct {
 
 func (x *NetworkStep) Reset() {
 	*x = NetworkStep{}
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4563,7 @@ func (x *NetworkStep) String() string {
 func (*NetworkStep) ProtoMessage() {}
 
 func (x *NetworkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4576,7 @@ func (x *NetworkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStep.ProtoReflect.Descriptor instead.
 func (*NetworkStep) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NetworkStep) GetLayer() string {
@@ -4464,7 +4626,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4638,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4651,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CaptureRequest) GetLink() string {
@@ -4540,7 +4702,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4714,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4727,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CapturedPacket) GetTime() *timestamppb.Timestamp {
@@ -4607,7 +4769,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4619,7 +4781,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4632,7 +4794,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -4686,7 +4848,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4698,7 +4860,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4711,7 +4873,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -4735,7 +4897,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x06kernel\x18\x04 \x01(\tR\x06kernel\x12\x12\n" +
 	"\x04mode\x18\x05 \x01(\tR\x04mode\x12\x1a\n" +
 	"\bhostname\x18\x06 \x01(\tR\bhostname\"\x13\n" +
-	"\x11NodeStatusRequest\"\xa3\x06\n" +
+	"\x11NodeStatusRequest\"\xbd\x06\n" +
 	"\x12NodeStatusResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12!\n" +
 	"\fmachine_type\x18\x02 \x01(\tR\vmachineType\x12\x18\n" +
@@ -4763,7 +4925,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\bendpoint\x18\x15 \x01(\tR\bendpoint\x12+\n" +
 	"\x11kubernetes_serves\x18\x16 \x01(\tR\x10kubernetesServes\x12)\n" +
 	"\x10kubernetes_lacks\x18\x17 \x01(\tR\x0fkubernetesLacks\x12+\n" +
-	"\x11kubernetes_faulty\x18\x18 \x03(\tR\x10kubernetesFaulty\"\x12\n" +
+	"\x11kubernetes_faulty\x18\x18 \x03(\tR\x10kubernetesFaulty\x12\x18\n" +
+	"\anotices\x18\x19 \x03(\tR\anotices\"\x12\n" +
 	"\x10ProcessesRequest\"G\n" +
 	"\x11ProcessesResponse\x122\n" +
 	"\tprocesses\x18\x01 \x03(\v2\x14.garboard.v1.ProcessR\tprocesses\"\xb3\x02\n" +
@@ -5025,7 +5188,15 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
 	"\x19ClientCertificateResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
-	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"=\n" +
+	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"&\n" +
+	"\x12RecoveryKeyRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\fR\x03key\"O\n" +
+	"\x13RecoveryKeyResponse\x128\n" +
+	"\avolumes\x18\x01 \x03(\v2\x1e.garboard.v1.VolumeRecoveryKeyR\avolumes\"s\n" +
+	"\x11VolumeRecoveryKey\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05slots\x18\x02 \x03(\rR\x05slots\x120\n" +
+	"\x05added\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05added\"=\n" +
 	"\x13CheckNetworkRequest\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\"\x80\x01\n" +
@@ -5052,10 +5223,10 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xb3\x1a\n" +
-	"\vNodeService\x12^\n" +
-	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\x90\x02\x01\x12_\n" +
-	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x14\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\x90\x02\x01\x12\\\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd8\x1d\n" +
+	"\vNodeService\x12b\n" +
+	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x1c\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12c\n" +
+	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12\\\n" +
 	"\tProcesses\x12\x1d.garboard.v1.ProcessesRequest\x1a\x1e.garboard.v1.ProcessesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Memory\x12\x1a.garboard.v1.MemoryRequest\x1a\x1b.garboard.v1.MemoryResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
 	"\x06Mounts\x12\x1a.garboard.v1.MountsRequest\x1a\x1b.garboard.v1.MountsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12T\n" +
@@ -5070,7 +5241,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x17\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\xa8\xb5\x18\x010\x01\x12]\n" +
 	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12a\n" +
 	"\fCheckNetwork\x12 .garboard.v1.CheckNetworkRequest\x1a\x18.garboard.v1.NetworkStep\"\x13\x8a\xb5\x18\vos:operator\xb0\xb5\x18\x010\x01\x12W\n" +
-	"\aCapture\x12\x1b.garboard.v1.CaptureRequest\x1a\x1b.garboard.v1.CapturedPacket\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01\x12\\\n" +
+	"\aCapture\x12\x1b.garboard.v1.CaptureRequest\x1a\x1b.garboard.v1.CapturedPacket\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01\x12e\n" +
+	"\x0eAddRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12g\n" +
+	"\x10ListRecoveryKeys\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
+	"\x11RemoveRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12a\n" +
+	"\x06Unlock\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xb8\xb5\x18\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
@@ -5106,7 +5281,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -5181,137 +5356,150 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*SetEndpointResponse)(nil),       // 70: garboard.v1.SetEndpointResponse
 	(*ClientCertificateRequest)(nil),  // 71: garboard.v1.ClientCertificateRequest
 	(*ClientCertificateResponse)(nil), // 72: garboard.v1.ClientCertificateResponse
-	(*CheckNetworkRequest)(nil),       // 73: garboard.v1.CheckNetworkRequest
-	(*NetworkStep)(nil),               // 74: garboard.v1.NetworkStep
-	(*CaptureRequest)(nil),            // 75: garboard.v1.CaptureRequest
-	(*CapturedPacket)(nil),            // 76: garboard.v1.CapturedPacket
-	(*ResetRequest)(nil),              // 77: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 78: garboard.v1.ResetResponse
-	nil,                               // 79: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 80: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 81: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 82: garboard.v1.Operation
+	(*RecoveryKeyRequest)(nil),        // 73: garboard.v1.RecoveryKeyRequest
+	(*RecoveryKeyResponse)(nil),       // 74: garboard.v1.RecoveryKeyResponse
+	(*VolumeRecoveryKey)(nil),         // 75: garboard.v1.VolumeRecoveryKey
+	(*CheckNetworkRequest)(nil),       // 76: garboard.v1.CheckNetworkRequest
+	(*NetworkStep)(nil),               // 77: garboard.v1.NetworkStep
+	(*CaptureRequest)(nil),            // 78: garboard.v1.CaptureRequest
+	(*CapturedPacket)(nil),            // 79: garboard.v1.CapturedPacket
+	(*ResetRequest)(nil),              // 80: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 81: garboard.v1.ResetResponse
+	nil,                               // 82: garboard.v1.MemoryResponse.MeminfoEntry
+	(*durationpb.Duration)(nil),       // 83: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 84: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 85: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	80, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	83, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	80, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	79, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	83, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	82, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	81, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	80, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	80, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	81, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	84, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	83, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	83, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	84, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
 	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	81, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	80, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	81, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	81, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	80, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	81, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	84, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	83, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	84, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	84, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	83, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	84, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
 	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	80, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	83, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
 	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	81, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	80, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	80, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	80, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	80, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	80, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	82, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	82, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	82, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	82, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
-	82, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
-	80, // 39: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
-	80, // 40: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
-	81, // 41: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
-	80, // 42: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	82, // 43: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 44: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 45: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 46: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 47: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 48: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 49: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 50: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 51: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 52: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
-	23, // 53: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	26, // 54: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	29, // 55: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	31, // 56: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	33, // 57: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	73, // 58: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
-	75, // 59: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
-	35, // 60: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	37, // 61: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	40, // 62: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	42, // 63: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	44, // 64: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	48, // 65: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	46, // 66: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	51, // 67: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	53, // 68: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	55, // 69: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	57, // 70: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	59, // 71: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	77, // 72: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	61, // 73: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	63, // 74: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	65, // 75: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	67, // 76: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
-	69, // 77: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
-	71, // 78: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 79: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 80: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 81: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 82: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 83: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 84: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 85: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 86: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 87: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
-	24, // 88: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	27, // 89: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	30, // 90: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	32, // 91: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	34, // 92: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	74, // 93: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
-	76, // 94: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
-	36, // 95: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	38, // 96: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	41, // 97: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	43, // 98: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	45, // 99: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	49, // 100: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	47, // 101: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	52, // 102: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	54, // 103: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	56, // 104: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	58, // 105: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	60, // 106: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	78, // 107: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	62, // 108: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	64, // 109: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	66, // 110: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	68, // 111: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
-	70, // 112: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
-	72, // 113: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	79, // [79:114] is the sub-list for method output_type
-	44, // [44:79] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	84, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	83, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	83, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	83, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	83, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	83, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	85, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	85, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	85, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	85, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
+	85, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
+	75, // 39: garboard.v1.RecoveryKeyResponse.volumes:type_name -> garboard.v1.VolumeRecoveryKey
+	84, // 40: garboard.v1.VolumeRecoveryKey.added:type_name -> google.protobuf.Timestamp
+	83, // 41: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
+	83, // 42: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
+	84, // 43: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
+	83, // 44: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	85, // 45: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 46: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 47: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 48: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 49: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 50: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 51: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 52: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 53: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 54: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 55: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	26, // 56: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	29, // 57: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	31, // 58: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	33, // 59: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	76, // 60: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
+	78, // 61: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
+	73, // 62: garboard.v1.NodeService.AddRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	73, // 63: garboard.v1.NodeService.ListRecoveryKeys:input_type -> garboard.v1.RecoveryKeyRequest
+	73, // 64: garboard.v1.NodeService.RemoveRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	73, // 65: garboard.v1.NodeService.Unlock:input_type -> garboard.v1.RecoveryKeyRequest
+	35, // 66: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	37, // 67: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	40, // 68: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	42, // 69: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	44, // 70: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	48, // 71: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	46, // 72: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	51, // 73: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	53, // 74: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	55, // 75: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	57, // 76: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	59, // 77: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	80, // 78: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	61, // 79: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	63, // 80: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	65, // 81: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	67, // 82: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
+	69, // 83: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
+	71, // 84: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 85: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 86: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 87: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 88: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 89: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 90: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 91: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 92: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 93: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 94: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	27, // 95: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	30, // 96: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	32, // 97: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	34, // 98: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	77, // 99: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
+	79, // 100: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
+	74, // 101: garboard.v1.NodeService.AddRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	74, // 102: garboard.v1.NodeService.ListRecoveryKeys:output_type -> garboard.v1.RecoveryKeyResponse
+	74, // 103: garboard.v1.NodeService.RemoveRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	74, // 104: garboard.v1.NodeService.Unlock:output_type -> garboard.v1.RecoveryKeyResponse
+	36, // 105: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	38, // 106: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	41, // 107: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	43, // 108: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	45, // 109: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	49, // 110: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	47, // 111: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	52, // 112: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	54, // 113: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	56, // 114: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	58, // 115: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	60, // 116: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	81, // 117: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	62, // 118: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	64, // 119: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	66, // 120: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	68, // 121: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
+	70, // 122: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
+	72, // 123: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	85, // [85:124] is the sub-list for method output_type
+	46, // [46:85] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -5327,7 +5515,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   79,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

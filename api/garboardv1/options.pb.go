@@ -73,6 +73,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "garboard/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*bool)(nil),
+		Field:         50007,
+		Name:          "garboard.v1.locked",
+		Tag:           "varint,50007,opt,name=locked",
+		Filename:      "garboard/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
 		ExtensionType: (*string)(nil),
 		Field:         50001,
@@ -112,6 +120,11 @@ var (
 	//
 	// optional bool discloses = 50006;
 	E_Discloses = &file_garboard_v1_options_proto_extTypes[5]
+	// The method is available while no key of the machine opens its disk. At that time, clients
+	// can't be authenticated, and no other method is available.
+	//
+	// optional bool locked = 50007;
+	E_Locked = &file_garboard_v1_options_proto_extTypes[6]
 )
 
 // Extension fields to descriptorpb.ServiceOptions.
@@ -120,7 +133,7 @@ var (
 	// of the machine API, and can't be reached through it.
 	//
 	// optional string served_by = 50001;
-	E_ServedBy = &file_garboard_v1_options_proto_extTypes[6]
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[7]
 )
 
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
@@ -134,7 +147,8 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"\n" +
 	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:4\n" +
 	"\x04peer\x12\x1e.google.protobuf.MethodOptions\x18Ն\x03 \x01(\bR\x04peer:>\n" +
-	"\tdiscloses\x12\x1e.google.protobuf.MethodOptions\x18ֆ\x03 \x01(\bR\tdiscloses:>\n" +
+	"\tdiscloses\x12\x1e.google.protobuf.MethodOptions\x18ֆ\x03 \x01(\bR\tdiscloses:8\n" +
+	"\x06locked\x12\x1e.google.protobuf.MethodOptions\x18׆\x03 \x01(\bR\x06locked:>\n" +
 	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
@@ -148,11 +162,12 @@ var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 3: garboard.v1.upload_mib:extendee -> google.protobuf.MethodOptions
 	0, // 4: garboard.v1.peer:extendee -> google.protobuf.MethodOptions
 	0, // 5: garboard.v1.discloses:extendee -> google.protobuf.MethodOptions
-	1, // 6: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	0, // [0:7] is the sub-list for extension extendee
+	0, // 6: garboard.v1.locked:extendee -> google.protobuf.MethodOptions
+	1, // 7: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	8, // [8:8] is the sub-list for method output_type
+	8, // [8:8] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	0, // [0:8] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -168,7 +183,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 7,
+			NumExtensions: 8,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

@@ -32,6 +32,7 @@ type Config struct {
 	// Name identifies the machine among all of this computer, such as CLUSTER/NODE. The
 	// machine's UUID and the serial number of its disk are made from it.
 	Name            string
+	Mainboard       string // with another one, the machine has another UUID, and the same disk
 	Accelerator     string // kvm or tcg (software emulation)
 	CPUs, MemoryMiB int
 	// Kernel and Initramfs are files. Cmdline is added to the kernel's command line.
@@ -125,7 +126,7 @@ func (c Config) arguments(now time.Time) []string {
 		"-name", option(c.Name),
 		"-accel", accelerator, "-cpu", cpu, "-machine", "q35",
 		"-smp", strconv.Itoa(c.CPUs), "-m", strconv.Itoa(c.MemoryMiB),
-		"-uuid", machineUUID(c.Name),
+		"-uuid", machineUUID(c.Name + c.Mainboard),
 		// A reset ends QEMU, and the host process starts it again, as it does with containers.
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-chardev", "file,id=console,append=on,path=" + option(c.Console),

@@ -216,7 +216,7 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 			return err
 		}
 		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
-			n, err := a.trusted(ctx, n)
+			n, err := a.trusted(ctx, n, "the configuration, with the keys of the cluster,")
 			if err != nil {
 				return nil, err
 			}

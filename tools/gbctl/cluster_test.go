@@ -205,7 +205,7 @@ func (n *node) handler() http.Handler {
 		switch {
 		case !ok:
 			refuse(connect.CodeUnimplemented, "no such method")
-		case n.name == nodeMaintenance && !method.Maintenance:
+		case n.name == nodeMaintenance && !method.Maintenance && !method.Locked:
 			refuse(connect.CodeFailedPrecondition, "the node has no configuration yet")
 		case n.name != nodeMaintenance && !api.Allowed(method, r.TLS.PeerCertificates[0].Subject.Organization):
 			refuse(connect.CodePermissionDenied, "%s needs %s", method.Procedure, method.Role)

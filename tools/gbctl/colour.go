@@ -12,7 +12,7 @@ import (
 // wordStyles are for words that say how something is, in lower case. The dashboard has the same colours.
 var wordStyles = map[string]lipgloss.Style{
 	"error": bad, "failed": bad, "fail": bad, "doesn't serve": bad, "can't be had": bad,
-	"warning": wait, "waiting": wait, "maintenance": wait, "undone": wait,
+	"warning": wait, "waiting": wait, "maintenance": wait, "locked": wait, "undone": wait,
 	"ok": good, "done": good, "serves": good,
 }
 

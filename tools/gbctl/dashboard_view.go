@@ -139,6 +139,9 @@ func (d *dashboard) identity(n *nodeView) string {
 		if s.Stage == "maintenance" {
 			parts = append(parts, wait.Render("in maintenance mode"))
 		}
+		if s.Stage == "locked" {
+			parts = append(parts, wait.Render("waits for its recovery key"))
+		}
 		parts = slices.DeleteFunc(parts, func(p string) bool { return p == "" })
 	} else {
 		parts = []string{strong.Render(plain(n.name))}

@@ -48,7 +48,7 @@ func (a *app) explainTrust(node string, err error) error {
 	case errors.Is(err, client.ErrFingerprint):
 		return denied("%w: this is a different machine, or it has restarted since then: see the fingerprint on its console", cause(err, client.ErrFingerprint))
 	case errors.As(err, &authority) && selfSigned(authority.Cert), errors.As(err, &name) && selfSigned(name.Certificate):
-		return denied("presents a self-signed certificate: the node is in maintenance mode and has no configuration yet, or is a worker whose certificate no control plane has signed yet. Its console shows the fingerprint. Apply a configuration with 'gbctl -n %s apply-config --insecure -f FILE'", node)
+		return denied("presents a self-signed certificate: the node is in maintenance mode and has no configuration yet, or is a worker whose certificate no control plane has signed yet, or waits for its recovery key. Its console shows which, and the fingerprint. Apply a configuration with 'gbctl -n %s apply-config --insecure -f FILE', or unlock its disk with 'gbctl -n %[1]s unlock --insecure'", node)
 	case errors.As(err, &authority):
 		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context selects one", a.contextLabel())
 	case errors.As(err, &name):

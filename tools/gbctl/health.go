@@ -29,6 +29,8 @@ func unhealthyReason(s *apiv1.NodeStatusResponse) string {
 	switch {
 	case s.Stage == "maintenance":
 		return "waits for a configuration ('gbctl -n ADDRESS apply-config --insecure -f FILE')"
+	case s.Stage == "locked":
+		return "waits for its recovery key ('gbctl -n ADDRESS unlock --insecure')"
 	case s.WaitingFor != "" && s.KubernetesLacks != "":
 		return s.WaitingFor + "; " + s.KubernetesLacks
 	case s.WaitingFor != "":
@@ -84,6 +86,11 @@ func (a *app) showHealth(answers []answer[*apiv1.NodeStatusResponse], failed err
 		return [][]string{{s.Hostname, s.MachineType, s.Stage, fmt.Sprintf("%d/%d", s.ServicesUp, s.Services), kubernetesWords[s.KubernetesServes],
 			fmt.Sprintf("%.2f", s.Load1), size(s.MemoryAvailable), span(s.Uptime.AsDuration()), unhealthyReason(s)}}
 	})
+	for _, n := range answers {
+		for _, notice := range n.value.Notices {
+			fmt.Fprintf(a.notes(), "%s: %s\n", n.node, here(n.node, visible(notice)))
+		}
+	}
 	unhealthy := slices.ContainsFunc(answers, func(n answer[*apiv1.NodeStatusResponse]) bool { return unhealthyReason(n.value) != "" })
 	if err = errors.Join(err, failed); err == nil && unhealthy {
 		return &exitError{codeUnhealthy, nil}

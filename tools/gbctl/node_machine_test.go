@@ -46,6 +46,8 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	switch s.node.mood {
 	case "ill":
 		m.ServicesUp, m.WaitingFor = 12, `vip: Waiting for service "etcd" to be "up"`
+	case "sealed":
+		m.Notices = []string{"STATE can't be opened in another machine: make a recovery key with gbctl -n ADDRESS recovery-key add"}
 	case "notready":
 		m.KubernetesServes, m.KubernetesLacks = "no", "Node is NotReady: container runtime network not ready"
 	case "recovering": // is well the next time
@@ -62,6 +64,9 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	}
 	if s.node.kind == "" {
 		m.Stage, m.Services, m.ServicesUp, m.KubernetesServes = "maintenance", 4, 3, ""
+		if s.node.mood == "locked" {
+			m.Stage = "locked"
+		}
 	}
 	return answerWith(m)
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1"
 )
 
-// trusted returns a client for a node to which secrets are about to be sent. Without
+// trusted returns a client for a node to which secrets, what, are about to be sent. Without
 // --fingerprint, a machine in maintenance mode first shows its certificate. All later
 // connections must present the same one.
-func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, error) {
+func (a *app) trusted(ctx context.Context, c *client.Client, what string) (*client.Client, error) {
 	if !a.insecure || a.fingerprint != "" {
 		return c, nil
 	}
@@ -24,7 +24,7 @@ func (a *app) trusted(ctx context.Context, c *client.Client) (*client.Client, er
 	shown := c.Shown()
 	a.warn(c.Name, shown)
 	if interactive(a.in) { // scripts aren't asked
-		if err := a.ask(ctx, "send the configuration, with the keys of the cluster, to this machine?"); err != nil {
+		if err := a.ask(ctx, "send "+what+" to this machine?"); err != nil {
 			return nil, err
 		}
 	}

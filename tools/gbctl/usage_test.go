@@ -26,20 +26,20 @@ func leaves(root *cobra.Command) (all []*cobra.Command) {
 
 // withoutFormats are the commands that have no -o, by what they print.
 var withoutFormats = map[string][]string{
-	"nothing: they are groups": {"cluster", "cluster debug", "config", "edit", "etcd", "etcd alarm", "gen", "image", "inspect", "media", "operation", "token"},
+	"nothing: they are groups": {"cluster", "cluster debug", "config", "edit", "etcd", "etcd alarm", "gen", "image", "inspect", "media", "operation", "recovery-key", "token"},
 	"what they do": {
 		"bootstrap", "cluster create", "cluster debug clock", "cluster debug cut", "cluster debug endpoint", "cluster debug freeze", "cluster debug network",
 		"cluster debug nmi", "cluster debug off", "cluster debug on", "cluster debug thaw", "cluster destroy", "cluster host", "cluster load", "config add", "config confirm",
 		"config merge", "config renew", "config use-context", "convert-k8s", "etcd defrag", "etcd forfeit-leadership", "etcd leave", "etcd remove-member",
 		"images pull", "images push", "images rm", "images serve", "install", "media serve", "operation abort", "operation answer", "operation take-over",
-		"readdress", "reboot", "reset", "rollback", "rotate-ca", "set-endpoint", "shutdown", "time set", "token revoke", "upgrade", "upgrade-k8s", "validate",
+		"readdress", "reboot", "recovery-key remove", "reset", "rollback", "rotate-ca", "set-endpoint", "shutdown", "time set", "token revoke", "unlock", "upgrade", "upgrade-k8s", "validate",
 	},
 	"that they wrote files": {
 		"copy", "etcd snapshot", "gen ca", "gen config", "gen crt", "gen csr", "gen key", "gen release-key", "gen secrets", "image build", "images bundle",
 		"man", "media build", "pcap", "support",
 	},
 	"a format of their own": {
-		"boot-chart", "config show", "dashboard", "image provenance", "inspect graph", "kubeconfig", "metrics", "read", "schema", "token create",
+		"boot-chart", "config show", "dashboard", "image provenance", "inspect graph", "kubeconfig", "metrics", "read", "recovery-key add", "schema", "token create",
 	},
 }
 

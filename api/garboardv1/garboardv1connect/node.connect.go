@@ -67,6 +67,17 @@ const (
 	NodeServiceCheckNetworkProcedure = "/garboard.v1.NodeService/CheckNetwork"
 	// NodeServiceCaptureProcedure is the fully-qualified name of the NodeService's Capture RPC.
 	NodeServiceCaptureProcedure = "/garboard.v1.NodeService/Capture"
+	// NodeServiceAddRecoveryKeyProcedure is the fully-qualified name of the NodeService's
+	// AddRecoveryKey RPC.
+	NodeServiceAddRecoveryKeyProcedure = "/garboard.v1.NodeService/AddRecoveryKey"
+	// NodeServiceListRecoveryKeysProcedure is the fully-qualified name of the NodeService's
+	// ListRecoveryKeys RPC.
+	NodeServiceListRecoveryKeysProcedure = "/garboard.v1.NodeService/ListRecoveryKeys"
+	// NodeServiceRemoveRecoveryKeyProcedure is the fully-qualified name of the NodeService's
+	// RemoveRecoveryKey RPC.
+	NodeServiceRemoveRecoveryKeyProcedure = "/garboard.v1.NodeService/RemoveRecoveryKey"
+	// NodeServiceUnlockProcedure is the fully-qualified name of the NodeService's Unlock RPC.
+	NodeServiceUnlockProcedure = "/garboard.v1.NodeService/Unlock"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -145,6 +156,16 @@ type NodeServiceClient interface {
 	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest]) (*connect.ServerStreamForClient[garboardv1.NetworkStep], error)
 	// Capture streams the packets of a link. One capture runs at a time.
 	Capture(context.Context, *connect.Request[garboardv1.CaptureRequest]) (*connect.ServerStreamForClient[garboardv1.CapturedPacket], error)
+	// AddRecoveryKey gives the encrypted volumes of the system's disk a recovery key, in place of the
+	// one that they have.
+	AddRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// ListRecoveryKeys returns which volumes have a recovery key.
+	ListRecoveryKeys(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// RemoveRecoveryKey removes it from all volumes, if another key opens them.
+	RemoveRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// Unlock opens a volume that no other key opens. The node then goes on with its boot, and gives
+	// its volumes the keys of its configuration.
+	Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -317,6 +338,31 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Capture")),
 			connect.WithClientOptions(opts...),
 		),
+		addRecoveryKey: connect.NewClient[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse](
+			httpClient,
+			baseURL+NodeServiceAddRecoveryKeyProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("AddRecoveryKey")),
+			connect.WithClientOptions(opts...),
+		),
+		listRecoveryKeys: connect.NewClient[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse](
+			httpClient,
+			baseURL+NodeServiceListRecoveryKeysProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("ListRecoveryKeys")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		removeRecoveryKey: connect.NewClient[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse](
+			httpClient,
+			baseURL+NodeServiceRemoveRecoveryKeyProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("RemoveRecoveryKey")),
+			connect.WithClientOptions(opts...),
+		),
+		unlock: connect.NewClient[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse](
+			httpClient,
+			baseURL+NodeServiceUnlockProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Unlock")),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -456,6 +502,10 @@ type nodeServiceClient struct {
 	checkImages       *connect.Client[garboardv1.CheckImagesRequest, garboardv1.ImageCheck]
 	checkNetwork      *connect.Client[garboardv1.CheckNetworkRequest, garboardv1.NetworkStep]
 	capture           *connect.Client[garboardv1.CaptureRequest, garboardv1.CapturedPacket]
+	addRecoveryKey    *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
+	listRecoveryKeys  *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
+	removeRecoveryKey *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
+	unlock            *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	createToken       *connect.Client[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse]
@@ -555,6 +605,26 @@ func (c *nodeServiceClient) CheckNetwork(ctx context.Context, req *connect.Reque
 // Capture calls garboard.v1.NodeService.Capture.
 func (c *nodeServiceClient) Capture(ctx context.Context, req *connect.Request[garboardv1.CaptureRequest]) (*connect.ServerStreamForClient[garboardv1.CapturedPacket], error) {
 	return c.capture.CallServerStream(ctx, req)
+}
+
+// AddRecoveryKey calls garboard.v1.NodeService.AddRecoveryKey.
+func (c *nodeServiceClient) AddRecoveryKey(ctx context.Context, req *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return c.addRecoveryKey.CallUnary(ctx, req)
+}
+
+// ListRecoveryKeys calls garboard.v1.NodeService.ListRecoveryKeys.
+func (c *nodeServiceClient) ListRecoveryKeys(ctx context.Context, req *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return c.listRecoveryKeys.CallUnary(ctx, req)
+}
+
+// RemoveRecoveryKey calls garboard.v1.NodeService.RemoveRecoveryKey.
+func (c *nodeServiceClient) RemoveRecoveryKey(ctx context.Context, req *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return c.removeRecoveryKey.CallUnary(ctx, req)
+}
+
+// Unlock calls garboard.v1.NodeService.Unlock.
+func (c *nodeServiceClient) Unlock(ctx context.Context, req *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return c.unlock.CallUnary(ctx, req)
 }
 
 // BootChart calls garboard.v1.NodeService.BootChart.
@@ -684,6 +754,16 @@ type NodeServiceHandler interface {
 	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest], *connect.ServerStream[garboardv1.NetworkStep]) error
 	// Capture streams the packets of a link. One capture runs at a time.
 	Capture(context.Context, *connect.Request[garboardv1.CaptureRequest], *connect.ServerStream[garboardv1.CapturedPacket]) error
+	// AddRecoveryKey gives the encrypted volumes of the system's disk a recovery key, in place of the
+	// one that they have.
+	AddRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// ListRecoveryKeys returns which volumes have a recovery key.
+	ListRecoveryKeys(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// RemoveRecoveryKey removes it from all volumes, if another key opens them.
+	RemoveRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// Unlock opens a volume that no other key opens. The node then goes on with its boot, and gives
+	// its volumes the keys of its configuration.
+	Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -852,6 +932,31 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Capture")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceAddRecoveryKeyHandler := connect.NewUnaryHandler(
+		NodeServiceAddRecoveryKeyProcedure,
+		svc.AddRecoveryKey,
+		connect.WithSchema(nodeServiceMethods.ByName("AddRecoveryKey")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceListRecoveryKeysHandler := connect.NewUnaryHandler(
+		NodeServiceListRecoveryKeysProcedure,
+		svc.ListRecoveryKeys,
+		connect.WithSchema(nodeServiceMethods.ByName("ListRecoveryKeys")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceRemoveRecoveryKeyHandler := connect.NewUnaryHandler(
+		NodeServiceRemoveRecoveryKeyProcedure,
+		svc.RemoveRecoveryKey,
+		connect.WithSchema(nodeServiceMethods.ByName("RemoveRecoveryKey")),
+		connect.WithHandlerOptions(opts...),
+	)
+	nodeServiceUnlockHandler := connect.NewUnaryHandler(
+		NodeServiceUnlockProcedure,
+		svc.Unlock,
+		connect.WithSchema(nodeServiceMethods.ByName("Unlock")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -1004,6 +1109,14 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceCheckNetworkHandler.ServeHTTP(w, r)
 		case NodeServiceCaptureProcedure:
 			nodeServiceCaptureHandler.ServeHTTP(w, r)
+		case NodeServiceAddRecoveryKeyProcedure:
+			nodeServiceAddRecoveryKeyHandler.ServeHTTP(w, r)
+		case NodeServiceListRecoveryKeysProcedure:
+			nodeServiceListRecoveryKeysHandler.ServeHTTP(w, r)
+		case NodeServiceRemoveRecoveryKeyProcedure:
+			nodeServiceRemoveRecoveryKeyHandler.ServeHTTP(w, r)
+		case NodeServiceUnlockProcedure:
+			nodeServiceUnlockHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -1113,6 +1226,22 @@ func (UnimplementedNodeServiceHandler) CheckNetwork(context.Context, *connect.Re
 
 func (UnimplementedNodeServiceHandler) Capture(context.Context, *connect.Request[garboardv1.CaptureRequest], *connect.ServerStream[garboardv1.CapturedPacket]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Capture is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) AddRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.AddRecoveryKey is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) ListRecoveryKeys(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ListRecoveryKeys is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) RemoveRecoveryKey(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RemoveRecoveryKey is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Unlock is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

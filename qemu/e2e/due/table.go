@@ -71,13 +71,14 @@ var Folders = map[string]Folder{
 	"qemu/e2e/machines": {
 		All: []string{"qemu/machines.go", "qemu/vm"},
 		Tests: map[string][]string{
-			"TestMachines":         {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
-			"TestHardenedKernel":   {"boot/hardening.go", "boot/settings.yaml", "init/settings.go", "kernel"},
-			"TestWireGuard":        {"services/system/network", "qemu/wireguard.go"},
-			"TestSilentCard":       {"services/system/network"},
-			"TestCardsChangeNames": {"services/system/network", "services/system/udev"},
-			"TestIPv6OnlyInQEMU":   {"services/system/network", "services/system/install", "config/families.go"},
-			"TestEncryptedMachine": {"services/system/luks", "services/system/disks", "services/system/volume", "boot/meta", "image/rootfs", "kernel"},
+			"TestMachines":                      {"image/initramfs", "kernel", "init", "tools/gbctl/cluster*.go"},
+			"TestHardenedKernel":                {"boot/hardening.go", "boot/settings.yaml", "init/settings.go", "kernel"},
+			"TestWireGuard":                     {"services/system/network", "qemu/wireguard.go"},
+			"TestSilentCard":                    {"services/system/network"},
+			"TestCardsChangeNames":              {"services/system/network", "services/system/udev"},
+			"TestIPv6OnlyInQEMU":                {"services/system/network", "services/system/install", "config/families.go"},
+			"TestEncryptedMachine":              {"services/system/luks", "services/system/disks", "services/system/volume", "boot/meta", "image/rootfs", "kernel"},
+			"TestRecoveryKeyAfterANewMainboard": {"services/system/luks", "services/system/disks", "services/system/configuration", "services/front/apid", "tools/gbctl/recoverykey.go"},
 		},
 	},
 	"qemu/e2e/maintenance": {

@@ -21,11 +21,13 @@ import (
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/volumes"
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -131,6 +133,9 @@ func (s *nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusR
 	}
 	waiting = append(waiting, controlplane.Unready(s.opts.Store)...)
 	res.WaitingFor = readable(strings.Join(waiting, "; "))
+	if sealed := volumes.WithoutRecovery(s.opts.Store); len(sealed) > 0 {
+		res.Notices = append(res.Notices, strings.Join(lists.Of(sealed, func(o resource.Object[volumes.Status]) string { return o.ID }), " and ")+" can't be opened in another machine: make a recovery key with gbctl -n ADDRESS recovery-key add")
+	}
 	health := kubelet.Health(s.opts.Store)
 	res.KubernetesServes, res.KubernetesLacks = health.Serves, readable(health.Faults.String())
 	res.KubernetesFaulty = lists.Of(health.Faults, func(f kubelet.Fault) string { return f.Object })

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/luks"
 )
 
 // Options are what the API stands on: all that it can read or change.
@@ -48,6 +49,8 @@ type Options struct {
 	// Since is the time since boot.
 	Since func() time.Duration
 	Disks func() ([]disk.Disk, error)
+	// Recovery has the recovery keys of the system's disk.
+	Recovery Recovery
 	// SetTime sets the clock.
 	SetTime func(context.Context, time.Time) error
 
@@ -68,4 +71,12 @@ type Applier interface {
 	History() ([]configuration.Entry, error)
 	Text(version uint64) ([]byte, error)
 	Situation() configuration.Situation
+}
+
+// Recovery is the part of disks.Disks that the API needs.
+type Recovery interface {
+	AddRecoveryKey(ctx context.Context, key string) error
+	RecoveryKeys(ctx context.Context) ([]luks.RecoveryKey, error)
+	RemoveRecoveryKey(ctx context.Context) error
+	Unlock(ctx context.Context, key string) error
 }

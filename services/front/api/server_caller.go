@@ -86,7 +86,7 @@ func identify(h http.Header) (caller, error) {
 	mode := h.Values(contract.HeaderMode)
 	switch {
 	case c.remote == "" || len(mode) != 1:
-	case mode[0] == contract.ModeMaintenance:
+	case mode[0] == contract.ModeMaintenance || mode[0] == contract.ModeLocked:
 		c.maintenance, c.peer, c.roles = true, "", nil
 		return c, nil
 	case mode[0] == contract.ModeNormal && c.peer != "":
@@ -101,24 +101,26 @@ func (s *Server) permit(caller caller, m contract.Method, known bool) error {
 	switch {
 	case !known:
 		return failed(connect.CodeUnimplemented, "this node has no such method: gbctl and the node may be of different versions (gbctl version)")
-	case caller.maintenance && !m.Maintenance:
-		return failed(connect.CodeFailedPrecondition, "the node is in maintenance mode, in which %s isn't possible: give it a configuration first (gbctl apply-config --insecure)", m.Procedure)
 	case caller.maintenance:
-		return inMaintenance(s.opts)
+		return anonymous(s.opts, m)
 	case !contract.Allowed(m, caller.roles):
 		return failed(connect.CodePermissionDenied, "%s needs role %s; the certificate of %q has %s", m.Procedure, m.Role, caller.peer, listed(caller.roles))
 	}
 	return nil
 }
 
-// inMaintenance is an error unless the node has no configuration.
-func inMaintenance(o Options) error {
+// anonymous is an error unless a node without a configuration answers a method, or a locked one.
+func anonymous(o Options, m contract.Method) error {
 	stage, err := configuration.Stages.Get(o.Store, configuration.StageID)
 	switch {
 	case err != nil || stage.Spec == configuration.Searching:
 		return failed(connect.CodeUnavailable, "the node is still looking for its configuration: try again in a moment")
-	case stage.Spec != configuration.Maintenance:
+	case !stage.Spec.Anonymous():
 		return failed(connect.CodeFailedPrecondition, "the node has a configuration: come with a client certificate of its cluster, without --insecure")
+	case stage.Spec == configuration.Locked && !m.Locked:
+		return failed(connect.CodeFailedPrecondition, "no key of this machine opens its disk, so %s isn't possible: unlock it first (gbctl -n ADDRESS unlock --insecure)", m.Procedure)
+	case stage.Spec == configuration.Maintenance && !m.Maintenance:
+		return failed(connect.CodeFailedPrecondition, "the node is in maintenance mode, in which %s isn't possible: give it a configuration first (gbctl apply-config --insecure)", m.Procedure)
 	}
 	return nil
 }

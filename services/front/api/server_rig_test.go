@@ -97,6 +97,7 @@ func newRig(t testing.TB, services ...dag.Service) *rig {
 		Etcd:       etcd.New(etcd.Options{Store: store, DataDir: filepath.Join(dir, "etcd"), Journal: filepath.Join(dir, "etcd.json")}),
 		Diagnose:   func(context.Context) ([]*apiv1.Finding, []string) { return nil, []string{"nothing"} },
 		Disks:      func() ([]disk.Disk, error) { return nil, nil },
+		Recovery:   &sealed{},
 		SetTime: func(_ context.Context, to time.Time) error {
 			if to.Before(boot.Built()) {
 				return errors.New("this system was built later")

@@ -219,7 +219,9 @@ func (g *gate) decide(r *http.Request, s *state, identify identifier) (c call, m
 	c.admin = slices.Contains(caller.roles, string(api.Admin)) || slices.Contains(caller.roles, string(api.Peer))
 	m, known := lookup(r)
 	switch {
-	case s.mode == api.ModeMaintenance && known && m.Maintenance:
+	case s.mode == api.ModeMaintenance && known && m.Maintenance, s.mode == api.ModeLocked && known && m.Locked:
+	case s.mode == api.ModeLocked:
+		err = fmt.Errorf("%s isn't there while no key of the machine opens its disk; unlock it first (gbctl -n ADDRESS unlock --insecure)", printablePath(r))
 	case s.mode == api.ModeMaintenance:
 		err = fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r))
 	case !known:

@@ -16,19 +16,39 @@ import (
 )
 
 // Without a configuration the node answers anybody, over every protocol, what is
-// declared for that, and nothing else.
+// declared for that, and nothing else. While its disk is locked, that is less.
 func TestMatrixMaintenance(t *testing.T) {
 	t.Parallel()
+	matrixAnonymous(t, api.ModeMaintenance, "maintenance mode", func(m api.Method) bool { return m.Maintenance })
+}
+
+func TestMatrixLocked(t *testing.T) {
+	t.Parallel()
+	var all []string
+	matrixAnonymous(t, api.ModeLocked, "unlock it first", func(m api.Method) bool { return m.Locked })
+	for _, m := range api.Methods() {
+		if m.Locked {
+			all = append(all, strings.TrimPrefix(m.Procedure, "/garboard.v1.NodeService/"))
+		}
+	}
+	if got := strings.Join(all, " "); got != "Status Unlock Version" {
+		t.Errorf("a stranger may call %s", got)
+	}
+}
+
+func matrixAnonymous(t *testing.T, mode, refusal string, open func(m api.Method) bool) {
 	ca := newCA(t)
-	b := newBench(t, maintenance(t, ""), everything())
+	s := maintenance(t, "")
+	s.mode = mode
+	b := newBench(t, s, everything())
 	for name, cert := range map[string]*tls.Certificate{"nobody": nil, "an administrator of something": admin(t, ca)} {
 		for _, p := range protocols {
 			client := b.client(t, cert, p.http2)
 			for _, m := range api.Methods() {
 				err := ask(t.Context(), client, b.url(""), m, p.options...)
 				seen := b.backend.take()
-				if !m.Maintenance {
-					if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "maintenance mode") || len(seen) > 0 {
+				if !open(m) {
+					if connect.CodeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), refusal) || len(seen) > 0 {
 						t.Errorf("%s, %s, %s: %v", name, p.name, m.Procedure, err)
 					}
 					continue
@@ -37,7 +57,7 @@ func TestMatrixMaintenance(t *testing.T) {
 					t.Fatalf("%s, %s, %s: %v", name, p.name, m.Procedure, err)
 				}
 				h := seen[0].Header
-				if h.Get(api.HeaderMode) != api.ModeMaintenance || h.Get(api.HeaderPeer) != "" || h.Get(api.HeaderRoles) != "" {
+				if h.Get(api.HeaderMode) != mode || h.Get(api.HeaderPeer) != "" || h.Get(api.HeaderRoles) != "" {
 					t.Errorf("%s, %s: headers %v", name, m.Procedure, h)
 				}
 			}

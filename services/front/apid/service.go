@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,7 +128,7 @@ func (c certificate) Wait(ctx context.Context) error {
 		return err
 	}
 	stage, err := configuration.Stages.Get(c.store, configuration.StageID)
-	if err != nil || stage.Spec == configuration.Maintenance {
+	if err != nil || stage.Spec.Anonymous() {
 		return err
 	}
 	made := secrets.API.When(c.store, secrets.APIID, c.String(), nil)
@@ -156,8 +157,8 @@ func (s *supervisor) current() (f facts, err error) {
 	if err != nil {
 		return f, err
 	}
-	if stage.Spec == configuration.Maintenance {
-		return s.maintenance()
+	if stage.Spec.Anonymous() {
+		return s.maintenance(stage.Spec)
 	}
 	o, err := secrets.API.Get(s.Store, secrets.APIID)
 	if errors.Is(err, resource.ErrNotFound) {
@@ -189,7 +190,7 @@ func (s *supervisor) withoutCertificate() (facts, error) {
 	return facts{Mode: api.ModeNormal, Authorities: c.Machine.TrustedCAs(), Cert: own.cert, Key: own.key}, err
 }
 
-func (s *supervisor) maintenance() (f facts, err error) {
+func (s *supervisor) maintenance(stage configuration.Stage) (f facts, err error) {
 	if text, given := s.Cmdline.Get(paramPinned); given {
 		if f.PinnedCA, err = parsePinned(text); err != nil {
 			return f, err
@@ -197,6 +198,9 @@ func (s *supervisor) maintenance() (f facts, err error) {
 	}
 	own, err := s.own()
 	f.Mode, f.Cert, f.Key = api.ModeMaintenance, own.cert, own.key
+	if stage == configuration.Locked {
+		f.Mode = api.ModeLocked
+	}
 	return f, err
 }
 
@@ -226,9 +230,11 @@ func (s *supervisor) healthy(ctx context.Context) error {
 	}
 	switch {
 	case wanted.Mode == api.ModeMaintenance:
-		s.announce("maintenance mode", "apply a")
+		s.announce("maintenance mode", "apply a configuration", "apply-config", "-f FILE")
+	case wanted.Mode == api.ModeLocked:
+		s.announce("the disk is locked", "unlock it", "unlock", "")
 	case s.isUnsigned(wanted.Cert):
-		s.announce(errUnsigned.Error(), "correct the")
+		s.announce(errUnsigned.Error(), "correct the configuration", "apply-config", "-f FILE")
 		return errUnsigned
 	default:
 		s.Fingerprint.shown.Store("")
@@ -253,14 +259,14 @@ func (s *supervisor) isUnsigned(cert []byte) bool {
 
 // announce prints to the console how a node is reached whose certificate nobody has signed,
 // as soon as it has an address, and again later.
-func (s *supervisor) announce(why, what string) {
+func (s *supervisor) announce(why, what, command, arguments string) {
 	o, err := network.Addresses.Get(s.Store, network.AddressID)
 	if err != nil || !o.Spec.Primary.IsValid() {
 		return // the next check looks again
 	}
 	s.mu.Lock()
 	s.Fingerprint.shown.Store(s.self.fingerprint)
-	text := announcement(why, what, o.Spec.Primary, s.self.fingerprint)
+	text := announcement(why, what, command, arguments, o.Spec.Primary, s.self.fingerprint)
 	due := text != s.announced || time.Since(s.last) > announceEvery
 	if due = due && time.Since(s.unsigned) >= s.signed; due {
 		s.announced, s.last = text, time.Now()
@@ -274,8 +280,8 @@ func (s *supervisor) announce(why, what string) {
 // announceEvery is how often the console has the announcement.
 const announceEvery = 2 * time.Minute
 
-func announcement(why, what string, addr netip.Addr, fingerprint string) string {
+func announcement(why, what, command, arguments string, addr netip.Addr, fingerprint string) string {
 	at := netip.AddrPortFrom(addr, api.Port)
-	return fmt.Sprintf("%s: API at https://%s, certificate SHA-256 %s; %s configuration with: gbctl apply-config --insecure --fingerprint %s -n %s -f FILE",
-		why, at, fingerprint, what, fingerprint, addr)
+	return strings.TrimSpace(fmt.Sprintf("%s: API at https://%s, certificate SHA-256 %s; %s with: gbctl %s --insecure --fingerprint %s -n %s %s",
+		why, at, fingerprint, what, command, fingerprint, addr, arguments))
 }

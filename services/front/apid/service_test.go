@@ -155,6 +155,16 @@ func TestServiceThroughItsLife(t *testing.T) {
 		return nil
 	})
 
+	// Its disk is locked.
+	put(t, n, configuration.Stages, configuration.StageID, configuration.Locked)
+	eventually.That(t, 20*time.Second, "the console to say it", func() error {
+		if text := n.console.String(); !strings.Contains(text, "the disk is locked: API at https://10.0.2.15:50000, certificate SHA-256 "+print+
+			"; unlock it with: gbctl unlock --insecure --fingerprint "+print+" -n 10.0.2.15\n") {
+			return fmt.Errorf("%q", text)
+		}
+		return nil
+	})
+
 	// It has a configuration, and no certificate yet: closed to all.
 	put(t, n, configuration.Stages, configuration.StageID, configuration.Configured)
 	n.wait(t, "apid to be closed", func(s dag.Status) bool { return !s.Up })

@@ -56,7 +56,7 @@ func newState(in facts) (*state, error) {
 			return nil, err
 		}
 		s.trusted = pool
-	case api.ModeMaintenance:
+	case api.ModeMaintenance, api.ModeLocked:
 	default:
 		return nil, fmt.Errorf("mode %q: there is no such mode", s.mode)
 	}

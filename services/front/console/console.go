@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/background"
@@ -61,6 +62,7 @@ type Options struct {
 
 	Network func(n config.Network)     // settings for a machine without a configuration
 	Signal  func(syscall.Signal) error // to PID 1
+	Unlock  func(key string) error     // the disk, with its recovery key
 
 	kernelLog func() string // tests have their own
 }
@@ -110,7 +112,7 @@ func (o Options) serve(t *terminal) error {
 			if strings.Trim(words[0], "abcdefghijklmnopqrstuvwxyz") != "" || !strings.HasPrefix(lines.Text(), words[0]) {
 				continue // the status goes on with blanks
 			}
-			answer = o.answer(words[0], words[1:])
+			answer = o.answer(words[0], words[1:], func(prompt string) string { return t.ask(lines, prompt) })
 		}
 		if err := t.answer(answer + "\n"); err != nil {
 			return err
@@ -123,14 +125,16 @@ func (o Options) serve(t *terminal) error {
 type command struct {
 	name, arguments, help string
 	run                   func(o Options, args []string) (string, error)
+	secret                string // asks for the one argument, which is neither shown nor logged
 }
 
 var commands = []command{
-	{"status", "", "name, addresses, state, problems, what to do next, and both slots", Options.status},
-	{"log", "", "the last lines of this console", Options.log},
-	{"network", "INTERFACE[.VLAN] dhcp|ADDRESS/PREFIX [GATEWAY [DNS]]", "settings until the machine has a configuration; without arguments: DHCP on all interfaces", Options.network},
-	{"reboot", "", "restart the machine, after its pods have moved where that is possible; again: at once", power("reboots", syscall.SIGINT)},
-	{"shutdown", "", "power off in the same way", power("powers off", syscall.SIGTERM)},
+	{"status", "", "name, addresses, state, problems, what to do next, and both slots", Options.status, ""},
+	{"log", "", "the last lines of this console", Options.log, ""},
+	{"network", "INTERFACE[.VLAN] dhcp|ADDRESS/PREFIX [GATEWAY [DNS]]", "settings until the machine has a configuration; without arguments: DHCP on all interfaces", Options.network, ""},
+	{"unlock", "", "open the disk with its recovery key, where no other key opens it", Options.unlock, "Type the recovery key, and Enter. It isn't shown."},
+	{"reboot", "", "restart the machine, after its pods have moved where that is possible; again: at once", power("reboots", syscall.SIGINT), ""},
+	{"shutdown", "", "power off in the same way", power("powers off", syscall.SIGTERM), ""},
 }
 
 func help() string {
@@ -142,7 +146,7 @@ func help() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-func (o Options) answer(name string, args []string) string {
+func (o Options) answer(name string, args []string, ask func(prompt string) string) string {
 	i := slices.IndexFunc(commands, func(c command) bool { return c.name == name })
 	if i < 0 {
 		return fmt.Sprintf("%q is no command: Enter lists them.", name)
@@ -150,7 +154,14 @@ func (o Options) answer(name string, args []string) string {
 	if o.disabled(name) {
 		return name + " is disabled by machine.console.disabled."
 	}
+	prompt := commands[i].secret
+	if prompt != "" {
+		args = nil
+	}
 	o.Log.Info("command at the console", "command", strings.Join(append([]string{name}, args...), " "))
+	if prompt != "" {
+		args = []string{ask(prompt)}
+	}
 	text, err := commands[i].run(o, args)
 	if err != nil {
 		return name + ": " + err.Error()
@@ -223,4 +234,12 @@ func (o Options) network(args []string) (string, error) {
 		o.Network(n)
 	}
 	return "These settings count until the machine has a configuration, or restarts. `status` shows the addresses.", err
+}
+
+func (o Options) unlock(args []string) (string, error) {
+	key, err := api.ParseRecoveryKey(args[0])
+	if err == nil {
+		err = o.Unlock(key)
+	}
+	return "The disk is unlocked, and the boot goes on.", err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -16,6 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -34,6 +38,7 @@ type rig struct {
 	own     string // fingerprint
 	signals []syscall.Signal
 	network []config.Network
+	keys    []string
 }
 
 func newRig(t *testing.T) *rig {
@@ -45,6 +50,7 @@ func newRig(t *testing.T) *rig {
 		Fingerprint: func() string { return r.own }, Ending: func() bool { return r.ending },
 		Network: func(n config.Network) { r.network = append(r.network, n) },
 		Signal:  func(s syscall.Signal) error { r.signals = append(r.signals, s); return nil },
+		Unlock:  func(key string) error { r.keys = append(r.keys, key); return nil },
 		kernelLog: func() string {
 			return "<6>[    0.1] Linux version 6\n<29>[    2.0] [garboard] maintenance mode: API at https://10.0.0.5\n" +
 				"<28>[    3.0] [garboard] networkd: no answer\n<27>[    4.0] [garboard] disks: it is full\n<30>[    5.0] [garboard] udevd: up\n"
@@ -207,13 +213,61 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// A recovery key is neither in the answers nor in the log, also if it is typed after the command.
+func TestUnlock(t *testing.T) {
+	r := newRig(t)
+	var log bytes.Buffer
+	r.o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	key := client.NewRecoveryKey()
+	got := r.typed(t, "unlock", strings.ToUpper(key), "unlock "+key, key, "unlock", key[1:], "status")
+	if len(r.keys) != 2 || r.keys[0] != key || r.keys[1] != key || strings.Count(got, "Type the recovery key") != 3 ||
+		!strings.Contains(got, "unlock: group 1 of the recovery key has 7 characters instead of 8\n") || !strings.Contains(got, "\nstate ") {
+		t.Errorf("%q: %s", r.keys, got)
+	}
+	if part := key[1:8]; strings.Contains(got+log.String(), part) || strings.Count(log.String(), "command=unlock\n") != 3 {
+		t.Errorf("%s\n%s", got, log.String())
+	}
+}
+
+// The terminal shows what is typed again after a key was typed.
+func TestUnlockIsNotShown(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	term, err := openTerminal(fmt.Sprintf("/dev/pts/%d", n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer term.close()
+	echoes := func() bool {
+		s, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
+		return err == nil && s.Lflag&unix.ECHO != 0
+	}
+	show := term.quiet()
+	if echoes() {
+		t.Error("the key is shown")
+	}
+	if show(); !echoes() {
+		t.Error("nothing is shown any more")
+	}
+}
+
 // A device that sends back what it gets, such as another machine's console, doesn't restart this one, and isn't
 // answered for ever.
 func TestEcho(t *testing.T) {
 	r := newRig(t)
 	put(t, network.Statuses.Put(r.o.Store.As(network.ID), network.ID, network.Status{Problems: []string{"eth0 dhcp"}}))
 	r.wrong = problems(strings.Repeat("x ", 34) + "shutdown")
-	text := r.typed(t, "", "status", "log", "unknown", "network", "network lo", "reboot")
+	text := r.typed(t, "", "status", "log", "unknown", "network", "network lo", "unlock", "", "reboot")
 	if !strings.Contains(text, "\n            shutdown\n") {
 		t.Error(text)
 	}
@@ -237,7 +291,7 @@ func TestCommandsOfTheConfiguration(t *testing.T) {
 			t.Errorf("%s: %s", c.name, text)
 		}
 	}
-	if text, want := unknown("ssh"), "is not one of status, log, network, reboot, shutdown"; !strings.Contains(text, want) || len(commands) != strings.Count(want, ",")+1 {
+	if text, want := unknown("ssh"), "is not one of status, log, network, unlock, reboot, shutdown"; !strings.Contains(text, want) || len(commands) != strings.Count(want, ",")+1 {
 		t.Error(text)
 	}
 }

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"fmt"
@@ -90,6 +91,39 @@ func (t *terminal) answer(text string) error {
 	return err
 }
 
+// ask returns the next line, which isn't shown while it is typed.
+func (t *terminal) ask(lines *bufio.Scanner, prompt string) string {
+	defer t.quiet()()
+	if t.answer(prompt+"\n") != nil || !lines.Scan() {
+		return ""
+	}
+	return lines.Text()
+}
+
+// quiet ends the echo of what is typed, until show is called.
+func (t *terminal) quiet() (show func()) {
+	tty, ok := t.Reader.(*os.File)
+	if !ok {
+		return func() {}
+	}
+	echo := func(on bool) {
+		raw, err := tty.SyscallConn()
+		if err != nil {
+			return
+		}
+		_ = raw.Control(func(fd uintptr) {
+			if s, err := unix.IoctlGetTermios(int(fd), unix.TCGETS); err == nil {
+				if s.Lflag &^= unix.ECHO; on {
+					s.Lflag |= unix.ECHO
+				}
+				_ = unix.IoctlSetTermios(int(fd), unix.TCSETS, s)
+			}
+		})
+	}
+	echo(false)
+	return func() { echo(true) }
+}
+
 // draw replaces what a screen shows, but not what is being typed below.
 func (t *terminal) draw(lines []string) error {
 	t.mu.Lock()
@@ -143,22 +177,21 @@ func (o Options) lines(waits []string, problems []*garboardv1.Finding) []string 
 	name, _ := network.Hostnames.Get(o.Store, network.HostnameID)
 	own, _ := network.Addresses.Get(o.Store, network.AddressID)
 	stage, _ := configuration.Stages.Get(o.Store, configuration.StageID)
-	maintenance := stage.Spec == configuration.Maintenance
 	problems = slices.DeleteFunc(slices.Clone(problems), func(f *garboardv1.Finding) bool { return f.Severity < garboardv1.Finding_SEVERITY_WARNING })
 	lines := slices.Concat([]string{"Garboard " + boot.Version}, row("name", name.Spec), few("address", "", mostAddresses, lists.Of(own.Spec.All, netip.Prefix.String)),
-		row("fingerprint", o.Fingerprint()), row("state", o.state(waits, maintenance, len(problems))))
+		row("fingerprint", o.Fingerprint()), row("state", o.state(waits, stage.Spec, len(problems))))
 	if o.Ending() {
 		return lines
 	}
 	what := lists.Of(problems, (*garboardv1.Finding).GetWhat)
-	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil && maintenance {
+	if s, err := network.Statuses.Get(o.Store, network.ID); err == nil && stage.Spec.Anonymous() {
 		what = append(what, s.Spec.Problems...) // while settings are typed in, nobody waits for doctor
 	}
-	return slices.Concat(lines, few("waits", "", mostWaits, waits), few("problem", ": gbctl doctor", mostProblems, what), row("next", next(own.Spec.Primary, maintenance, problems)))
+	return slices.Concat(lines, few("waits", "", mostWaits, waits), few("problem", ": gbctl doctor", mostProblems, what), row("next", next(own.Spec.Primary, stage.Spec, problems)))
 }
 
 // state is what the node does.
-func (o Options) state(waits []string, maintenance bool, problems int) string {
+func (o Options) state(waits []string, stage configuration.Stage, problems int) string {
 	var runs operation.Spec
 	for _, op := range operation.Operations.List(o.Store) {
 		if op.Spec.Ended.IsZero() {
@@ -170,7 +203,9 @@ func (o Options) state(waits []string, maintenance bool, problems int) string {
 		return cmp.Or(runs.Name, "end") + ": services stop"
 	case runs.Name != "":
 		return strings.Trim(runs.Name+": "+runs.Step, ": ")
-	case maintenance:
+	case stage == configuration.Locked:
+		return "locked: no key of this machine opens its disk, but a recovery key does"
+	case stage == configuration.Maintenance:
 		return "maintenance: the machine waits for its configuration"
 	case len(waits) > 0:
 		return "starts: some services aren't up yet"
@@ -186,14 +221,18 @@ func (o Options) state(waits []string, maintenance bool, problems int) string {
 }
 
 // next is what a person may type, mostly at another machine.
-func next(own netip.Addr, maintenance bool, problems []*garboardv1.Finding) string {
+func next(own netip.Addr, stage configuration.Stage, problems []*garboardv1.Finding) string {
 	node := "gbctl -n " + own.String() + " "
 	switch {
-	case maintenance && !own.IsValid():
+	case stage == configuration.Locked && !own.IsValid():
+		return "type here: unlock"
+	case stage == configuration.Locked:
+		return "type here: unlock, or elsewhere: " + node + "unlock --insecure"
+	case stage == configuration.Maintenance && !own.IsValid():
 		return "type here: network INTERFACE ADDRESS/PREFIX GATEWAY DNS"
 	case !own.IsValid():
 		return ""
-	case maintenance:
+	case stage == configuration.Maintenance:
 		return node + "apply-config --insecure -f FILE"
 	case slices.ContainsFunc(problems, func(f *garboardv1.Finding) bool { return f.Id == "etcd-waits-for-bootstrap" }):
 		return node + "bootstrap    (once, on one control plane of a new cluster)"

@@ -37,6 +37,19 @@ var machineConditions = checks{
 		}
 		return one(f)
 	},
+	"disk-locked": func(s *snapshot) []finding {
+		if s.stage != configuration.Locked {
+			return nil
+		}
+		svc := s.services[configuration.ID]
+		return one(finding{what: "No key of this machine opens STATE.", since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+	},
+	"recovery-key-missing": func(s *snapshot) (out []finding) {
+		for _, o := range s.unrecoverable {
+			out = append(out, finding{what: o.ID + " is encrypted without a recovery key.", evidence: []string{"VolumeStatus " + o.ID + ": " + o.Spec.Layers}})
+		}
+		return out
+	},
 	"secrets-missing": func(s *snapshot) (out []finding) {
 		for _, c := range s.controllers {
 			if c.Spec.Reason == secrets.Missing {

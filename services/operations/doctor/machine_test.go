@@ -15,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/system/clock"
 	"github.com/garboard-os/garboard/services/system/configuration"
+	"github.com/garboard-os/garboard/services/system/volumes"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -197,4 +198,14 @@ func TestDiagnosisIsShared(t *testing.T) {
 	if len(asked) > 6 { // two questions of each of at most three runs
 		t.Errorf("the API server was asked %d times", len(asked))
 	}
+}
+
+func TestRecoveryKeys(t *testing.T) {
+	t.Parallel()
+	n := start(t, config.Worker)
+	n.must(volumes.Statuses.Put(n.store.As("runtime.VolumeController"), boot.LabelState, volumes.Status{Layers: "LUKS2 (0 nodeID), xfs", NoRecovery: true}))
+	n.finds("recovery-key-missing", info, "STATE is encrypted without a recovery key", "LUKS2 (0 nodeID)", "gbctl -n ADDRESS recovery-key add")
+	n = start(t, config.Worker, func(n *node, _ map[string]*dag.Service) { n.config, n.text = nil, nil })
+	n.must(configuration.Stages.Put(n.store.As(configuration.ID), configuration.StageID, configuration.Locked))
+	n.finds("disk-locked", failure, "No key of this machine opens STATE", "unlock --insecure")
 }

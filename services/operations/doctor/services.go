@@ -32,7 +32,7 @@ var own = []string{"networkd", "disks", "etcd", "kubelet", "apid", "vip"}
 
 var serviceConditions = checks{
 	"service-failing": eachService(func(s *snapshot, id string, _ service) []finding {
-		if slices.Contains(own, id) || id == configuration.ID && s.stage == configuration.Maintenance {
+		if slices.Contains(own, id) || id == configuration.ID && s.stage.Anonymous() {
 			return nil
 		}
 		return s.down(id, "Service "+id+" is not up.")

@@ -29,6 +29,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
+	"github.com/garboard-os/garboard/services/system/volumes"
 )
 
 // snapshot is what was seen of the node. Conditions only read it. What could not
@@ -52,6 +53,8 @@ type snapshot struct {
 	slots       []resource.Object[slots.Status]
 	controllers []resource.Object[resource.Failure] // those that fail
 	troubled    []resource.Object[any]
+
+	unrecoverable []resource.Object[volumes.Status] // encrypted volumes without a recovery key
 
 	hostname  string
 	address   *network.NodeAddress
@@ -205,6 +208,7 @@ func (d *Doctor) remember() *snapshot {
 		s.clock = &o.Spec
 	}
 	s.slots = slots.Statuses.List(store)
+	s.unrecoverable = volumes.WithoutRecovery(store)
 	s.health = kubelet.Health(store)
 	s.operations, s.controllers = operation.Operations.List(store), resource.Failures.List(store)
 	s.troubled = store.Troubled()

@@ -68,6 +68,8 @@ type Options struct {
 	// always there.
 	MountState func(ctx context.Context) (State, error)
 	Installed  bool // this boot is from a disk on which the system was installed
+	// Unlocked says that STATE can be mounted now.
+	Unlocked <-chan struct{}
 }
 
 // Service is machined in the graph.
@@ -83,6 +85,7 @@ func Service(o Options) dag.Service {
 const (
 	ConfigurationAbsent   reason.Code = "ConfigurationAbsent"   // no source has one
 	ConfigurationUnusable reason.Code = "ConfigurationUnusable" // one has, and it can't be read or used
+	StateIsLocked         reason.Code = "StateIsLocked"         // no key of this machine opens STATE, where it is
 )
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
@@ -108,6 +111,9 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		if open, closed := mayOpenMaintenance(known); !open {
 			also, stage = "; maintenance mode stays closed: "+closed, Searching
 		}
+		if known.state == StateLocked {
+			also, stage = ": waiting for its recovery key (gbctl -n ADDRESS unlock --insecure, or unlock at the console)", Locked
+		}
 		// Once per finding: the service graph reports every few seconds what it waits for,
 		// and since when.
 		if why := err.Error() + also; why != reported {
@@ -116,6 +122,9 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 				return err
 			}
 			code := ConfigurationUnusable
+			if known.state == StateLocked {
+				code = StateIsLocked
+			}
 			if errors.Is(err, boot.ErrNone) {
 				code = ConfigurationAbsent
 			}
@@ -126,6 +135,7 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 			return ctx.Err()
 		case <-o.Applier.given:
 			return o.Applier.published(ctx, h, "the API")
+		case <-o.Unlocked:
 		case <-time.After(wait):
 		}
 		wait = sleep.Longer(wait, retryFirst, retryMax)

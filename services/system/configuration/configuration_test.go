@@ -44,6 +44,7 @@ type node struct {
 	data []byte     // nil: none there
 
 	installed bool
+	unlocked  chan struct{}
 
 	store   *resource.Store
 	graph   *dag.Graph
@@ -63,7 +64,7 @@ func run(t *testing.T, n *node, mount func(context.Context) (State, error)) {
 	}}
 	n.applier = NewApplier(ApplierOptions{Store: n.store, Log: slog.New(slog.DiscardHandler), StateDir: t.TempDir()})
 	var err error
-	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []source.Source{found}, MountState: mount, Installed: n.installed}))
+	n.graph, err = dag.New(dag.Options{}, Service(Options{Store: n.store, Applier: n.applier, Sources: []source.Source{found}, MountState: mount, Installed: n.installed, Unlocked: n.unlocked}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,6 +248,35 @@ func TestDiskOfThisBootIsAwaited(t *testing.T) {
 		synctest.Wait()
 		if !n.up() {
 			t.Error("it isn't looked at again")
+		}
+	})
+}
+
+// A machine whose keys don't open STATE waits for its recovery key, and takes no configuration, from whatever source.
+// It goes on at once when it is unlocked.
+func TestLockedStateWaitsForItsRecoveryKey(t *testing.T) {
+	data := document(t)
+	synctest.Test(t, func(t *testing.T) {
+		var open atomic.Bool
+		n := &node{data: data, unlocked: make(chan struct{}, 1)}
+		run(t, n, func(context.Context) (State, error) {
+			if open.Load() {
+				return StateMounted, nil
+			}
+			return StateLocked, errors.New("the nodeID key of slot 0: no key with this passphrase")
+		})
+		if stage, err := Stages.Get(n.store, StageID); err != nil || stage.Spec != Locked || n.up() {
+			t.Errorf("%v, %v, up %v", stage, err, n.up())
+		}
+		if n.events("looking again in 2s, later at least every 30s: waiting for its recovery key (gbctl -n ADDRESS unlock --insecure, or unlock at the console)") != 1 {
+			t.Errorf("events %v", n.graph.Events())
+		}
+		time.Sleep(time.Hour + time.Second)
+		open.Store(true)
+		n.unlocked <- struct{}{}
+		synctest.Wait()
+		if stage, err := Stages.Get(n.store, StageID); err != nil || stage.Spec != Configured || !n.up() {
+			t.Errorf("%v, %v, up %v", stage, err, n.up())
 		}
 	})
 }

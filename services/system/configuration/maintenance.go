@@ -7,6 +7,7 @@ const (
 	StateAbsent State = iota // no disk has one that is to be used
 	StateLate                // the disk of this boot isn't there yet
 	StateBroken              // it can't be mounted, or nobody knows which of several it is
+	StateLocked              // it is encrypted, and no key of this machine opens it
 	StateWiping              // a reset is to wipe other disks before it, which aren't there yet
 	StateMounted
 )
@@ -39,6 +40,8 @@ func mayOpenMaintenance(f facts) (open bool, closed string) {
 		return false, "the disk of this boot may still come"
 	case f.installed && f.state == StateBroken:
 		return false, "this system is installed, so its disk has a configuration"
+	case f.state == StateLocked:
+		return false, "STATE has a configuration that its recovery key opens"
 	case f.state == StateWiping:
 		return false, "a reset goes on first"
 	case f.unsettled || f.text == textLost:

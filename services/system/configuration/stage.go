@@ -12,9 +12,15 @@ const (
 	// Maintenance: there is no usable configuration. The network is up as if the
 	// configuration were empty, and the API takes a configuration and nothing else.
 	Maintenance Stage = "maintenance"
+	// Locked: no key of this machine opens STATE. The network is up as in maintenance mode, and the API takes a
+	// recovery key and nothing else.
+	Locked Stage = "locked"
 	// Configured: Configs holds the applied configuration.
 	Configured Stage = "configured"
 )
+
+// Anonymous reports whether the API answers clients that can't be authenticated.
+func (s Stage) Anonymous() bool { return s == Maintenance || s == Locked }
 
 // StageID names the one stage.
 const StageID = "machine"

@@ -99,6 +99,11 @@ type Disks struct {
 
 	settled atomic.Pointer[map[string]string] // what is wrong with the encryption of volumes; nil: not known yet
 	reset   atomic.Pointer[reset]             // what Erase wipes; nil: nothing
+
+	// key is a recovery key that was given to this boot, until the volumes have the machine's own keys; guarded by mu.
+	key string
+	// Unlocked gets something when STATE can be opened with it.
+	Unlocked chan struct{}
 }
 
 // New makes the service and doesn't start it.
@@ -111,7 +116,7 @@ func New(o Options) *Disks {
 	option.Default(&o.derivation, luks.Derivation)
 	option.Default(&o.serverPatience, kms.Patience)
 	option.Default(&o.Sound, func(context.Context) error { return nil })
-	d := &Disks{o: o, log: o.Logs.Logger(ID)}
+	d := &Disks{o: o, log: o.Logs.Logger(ID), Unlocked: make(chan struct{}, 1)}
 	all := disk.NewInventory()
 	d.Keeper = &volume.Keeper{Disks: all, Dirs: o.dirs, Processes: o.Processes, Log: d.log, Before: func(string) error { return nil }}
 	d.Finder = media.New(media.Finder{Disks: all, System: d.System})
@@ -215,12 +220,16 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 	d.at = dev.Path
 	v := d.volumes[0] // STATE
 	// An image was written to this disk, and it hasn't been booted before.
-	if blank, err := d.Keeper.Missing(ctx, dev, v); err != nil {
-		return configuration.StateBroken, err
-	} else if blank {
+	blank, err := d.Keeper.Missing(ctx, dev, v)
+	if err == nil && blank {
 		return configuration.StateAbsent, nil
 	}
-	if err := d.Keeper.Open(ctx, dev, v); err != nil {
+	if err == nil {
+		err = d.Keeper.Open(ctx, dev, v)
+	}
+	if errors.As(err, new(luks.Locked)) {
+		return configuration.StateLocked, err
+	} else if err != nil {
 		return configuration.StateBroken, err
 	}
 	d.system.Store(&dev)

@@ -41,8 +41,9 @@ func (d *Disks) encryption(label string) *luks.Layer {
 			}
 			return d.keysOf(cfg, label), nil
 		},
-		Kept: func() ([]luks.Key, error) { return nil, nil },
-		Keep: func() error { return nil },
+		Kept:  func() ([]luks.Key, error) { return nil, nil },
+		Keep:  func() error { return nil },
+		Given: func() string { return d.key },
 	}
 	if label == boot.LabelState {
 		l.Kept, l.Keep = d.kept, func() error {
@@ -183,6 +184,7 @@ func (d *Disks) settle(ctx context.Context) {
 			d.log.Warn(fmt.Sprintf("encryption of %s: %v", l.Label, err))
 		}
 	}
+	d.key = ""
 	d.settled.Store(&problems)
 }
 
@@ -190,6 +192,7 @@ func (d *Disks) settle(ctx context.Context) {
 type Shown struct {
 	Disk, Size, Layers string
 	Mounted            bool
+	Encrypted, Lacks   bool   // a recovery key
 	Problem            string // with its encryption
 }
 
@@ -214,7 +217,8 @@ func (d *Disks) Shown() (all map[string]Shown, settled bool) {
 			shown.Size = disk.SizeText(p.Size)
 			var sealed string
 			if sealed, err = d.layers[i].Show(p.Path); sealed != "" {
-				shown.Layers = sealed + ", " + shown.Layers
+				shown.Encrypted, shown.Layers = true, sealed+", "+shown.Layers
+				shown.Lacks = !strings.Contains(sealed, luks.Recovery)
 			}
 		}
 		if err != nil && shown.Problem == "" {

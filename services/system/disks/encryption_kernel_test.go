@@ -12,8 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
@@ -176,5 +178,84 @@ func TestS171EncryptionComesAndGoesWithAReset(t *testing.T) {
 	m.encryption = config.SystemDiskEncryption{Ephemeral: sealed(nodeIDKey())}
 	if err := m.up(install); err == nil || !strings.Contains(err.Error(), "isn't random") {
 		t.Errorf("EPHEMERAL was made with a key that all machines have: %v", err)
+	}
+}
+
+// A machine with another UUID, such as that of a new mainboard, opens nothing by itself: neither STATE nor EPHEMERAL.
+// With the recovery key it goes on, its own keys take the places of those of the old one, and the next boot needs no
+// help.
+func TestRecoveryKeyAfterANewMainboard(t *testing.T) {
+	disk := newLoop(t, boot.MinDisk)
+	install := config.Install{Disk: disk.Path}
+	keys := config.SystemDiskEncryption{State: sealed(nodeIDKey()), Ephemeral: sealed(nodeIDKey())}
+	key := client.NewRecoveryKey()
+	ctx := t.Context()
+
+	m := bootMachine(t, disk)
+	if err := m.disks.Unlock(ctx, key); !errors.Is(err, ErrNotLocked) {
+		t.Errorf("before there is a disk: %v", err)
+	}
+	if shown := m.comesUp(install, keys); !shown[boot.LabelState].Lacks || !shown[boot.LabelEphemeral].Lacks {
+		t.Errorf("%+v", shown)
+	}
+	if err := m.disks.AddRecoveryKey(ctx, key); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.disks.Unlock(ctx, key); !errors.Is(err, ErrNotLocked) {
+		t.Errorf("of an open disk: %v", err)
+	}
+	if shown, _ := m.disks.Shown(); shown[boot.LabelState].Lacks || shown[boot.LabelEphemeral].Layers != "LUKS2 (0 nodeID, 31 recovery), xfs" {
+		t.Errorf("%+v", shown)
+	}
+	m.write("state/mark", hidden)
+	m.write("var/mark", hidden)
+	m.off()
+	if disk.Holds(key) {
+		t.Error("the disk has the recovery key")
+	}
+
+	const mainboard = "0d1f3b52-77c9-4e1a-a3c4-2b96f08d54e7\n"
+	m = bootMachine(t, disk)
+	m.write("uuid", mainboard)
+	if state, err := m.disks.MountState(ctx); state != configuration.StateLocked || err == nil {
+		t.Fatalf("%v, %v", state, err)
+	}
+	if err := m.disks.Unlock(ctx, client.NewRecoveryKey()); err == nil || !strings.Contains(err.Error(), "isn't the recovery key of STATE") {
+		t.Errorf("another key: %v", err)
+	}
+	if err := m.disks.Unlock(ctx, key); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := m.mountState(); !found || err != nil {
+		t.Fatalf("unlocked: %v, %v", found, err)
+	}
+	m.comesUp(install, keys)
+	m.isMarked()
+	if strings.Contains(m.console.String(), key) || m.disks.key != "" {
+		t.Error("the key is kept")
+	}
+	m.off()
+
+	m = bootMachine(t, disk)
+	m.write("uuid", mainboard)
+	if found, err := m.mountState(); !found || err != nil {
+		t.Fatalf("the next boot: %v, %v", found, err)
+	}
+	shown := m.comesUp(install, keys)
+	m.isMarked()
+	if state, ephemeral := shown[boot.LabelState], shown[boot.LabelEphemeral]; state.Layers != "LUKS2 (0 nodeID, 31 recovery), xfs" || ephemeral.Layers != state.Layers {
+		t.Errorf("%+v", shown)
+	}
+	if err := m.disks.RemoveRecoveryKey(ctx); err != nil {
+		t.Error(err)
+	}
+	m.off()
+
+	m = bootMachine(t, disk) // with the old mainboard
+	if state, err := m.disks.MountState(ctx); state != configuration.StateLocked || err == nil {
+		t.Errorf("%v, %v", state, err)
+	}
+	if err := m.disks.Unlock(ctx, key); err == nil || !strings.Contains(err.Error(), "STATE has no recovery key") {
+		t.Error(err)
 	}
 }

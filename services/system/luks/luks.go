@@ -46,7 +46,7 @@ var Derivation = []string{"--pbkdf", "argon2id", "--pbkdf-memory", "65536", "--p
 // A Key opens a volume.
 type Key struct {
 	Slot       int
-	Kind       string // as in the configuration: nodeID, static or kms
+	Kind       string // as in the configuration: nodeID, static or kms; or Recovery
 	Passphrase []byte
 	Sealer     Sealer // has the passphrase; nil: it is known
 	Err        error  // why this machine doesn't have it; nil: it has
@@ -60,6 +60,8 @@ type Layer struct {
 	Keys  func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
 	Kept  func() ([]Key, error) // others, which may open it
 	Keep  func() error          // makes Keys those that are kept: called before others go
+	// Given is a recovery key that somebody has given to this boot; "": none.
+	Given func() string
 	// Derivation is that of new keys; tests have a faster one.
 	Derivation []string
 	Processes  *process.Table
@@ -140,7 +142,7 @@ func (l *Layer) Open(ctx context.Context, device string) (string, error) {
 func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (none Key, failed error) {
 	keys, err := l.Keys()
 	kept, keptErr := l.Kept()
-	if keys = append(keys, kept...); len(keys) == 0 {
+	if keys = slices.Concat(keys, kept, l.given(device)); len(keys) == 0 {
 		failed = fmt.Errorf("%s is encrypted, and has no keys in machine.systemDiskEncryption: put them back, or wipe it with %s", l.Label, l.wipe())
 	}
 	slices.SortStableFunc(keys, func(a, b Key) int { return cmp.Compare(min(1, len(b.Passphrase)), min(1, len(a.Passphrase))) })
@@ -154,7 +156,7 @@ func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (non
 		}
 		failed = errors.Join(failed, fmt.Errorf("%s: %w", key, err))
 	}
-	return none, errors.Join(err, keptErr, failed)
+	return none, errors.Join(err, keptErr, Locked{failed})
 }
 
 // Settle gives an encrypted device its keys. The error says, too, that a device with content is encrypted, or isn't,
@@ -178,10 +180,16 @@ func (l *Layer) Settle(ctx context.Context, device string) error {
 
 // Close implements volume.Layer.
 func (l *Layer) Close() error {
-	if _, err := os.Stat(filepath.Join(mapper, l.name())); errors.Is(err, fs.ErrNotExist) {
+	if !l.IsOpen() {
 		return nil
 	}
 	return l.run(context.Background(), nil, "close", l.name())
+}
+
+// IsOpen reports whether the device is open.
+func (l *Layer) IsOpen() bool {
+	_, err := os.Stat(filepath.Join(mapper, l.name()))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // wipe is the command after which the volume is made anew.
@@ -194,14 +202,17 @@ func (l *Layer) name() string { return "garboard-" + l.Label }
 //
 //	keys for free slots are added ─▶ one of the keys is proven ─▶ all are kept ─▶ taken slots get theirs, and others go
 func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error {
-	slots, err := Slots(device)
+	m, err := read(device)
 	if err != nil {
 		return err
 	}
+	slots := m.slots()
 	var opens *Key // one of the keys that is proven
 	var replace []Key
 	for _, key := range keys {
 		switch {
+		case slices.Contains(m.recovery(), key.Slot):
+			return fmt.Errorf("slot %d has the recovery key: give the %s key of the configuration another one", key.Slot, key.Kind)
 		case !slices.Contains(slots, key.Slot):
 			replace = append(replace, key)
 		case l.opens(ctx, device, &key) == nil:
@@ -228,7 +239,7 @@ func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error 
 		}
 	}
 	for _, slot := range slots {
-		if slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == slot }) {
+		if slices.Contains(m.recovery(), slot) || slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == slot }) {
 			continue
 		}
 		if err := l.remove(ctx, device, slot, *opens); err != nil {
@@ -238,12 +249,16 @@ func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error 
 	return l.sweep(ctx, device)
 }
 
-// first adds the first of some keys to a device that another key opens, or none of them does.
+// first adds the first of some keys to a device that another key opens, or none of them does. If the slots of all are
+// taken, such as by those of a former mainboard, a recovery key that was given opens it.
 func (l *Layer) first(ctx context.Context, device string, free []Key) (*Key, error) {
+	if given := l.given(device); len(free) == 0 && len(given) > 0 {
+		return &given[0], l.opens(ctx, device, &given[0])
+	}
 	if len(free) == 0 {
 		return nil, errors.New("none of the keys of the configuration opens it: leave one as it was, and change the others first")
 	}
-	with, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--test-passphrase", device) })
+	with, err := l.try(ctx, device, l.tests(ctx, device))
 	if err != nil {
 		return nil, err
 	}
@@ -314,30 +329,40 @@ func (l *Layer) runs(ctx context.Context, cmd *exec.Cmd) error {
 	return l.Processes.Run(ctx, cmd)
 }
 
-// Slots are the slots with keys in the header of a device (section 3 of the specification).
+// metadata is what is read of a header (section 3 of the specification).
+type metadata struct {
+	Keyslots map[int]struct{} `json:"keyslots"`
+	Tokens   map[int]token    `json:"tokens"`
+}
+
+func (m metadata) slots() []int { return slices.Sorted(maps.Keys(m.Keyslots)) }
+
+// Slots are the slots with keys in the header of a device.
 func Slots(device string) ([]int, error) {
+	m, err := read(device)
+	return m.slots(), err
+}
+
+func read(device string) (m metadata, err error) {
 	const binaryHeader, sizeAt, most = 4096, 8, 4 << 20
 	file, err := os.Open(device)
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	defer file.Close()
 	head := make([]byte, sizeAt+8)
 	if _, err := io.ReadFull(file, head); err != nil {
-		return nil, fmt.Errorf("read the header of %s: %w", device, err)
+		return m, fmt.Errorf("read the header of %s: %w", device, err)
 	}
 	size := binary.BigEndian.Uint64(head[sizeAt:])
 	if size <= binaryHeader || size > most {
-		return nil, fmt.Errorf("the header of %s has a size of %d", device, size)
-	}
-	var metadata struct {
-		Keyslots map[int]struct{} `json:"keyslots"`
+		return m, fmt.Errorf("the header of %s has a size of %d", device, size)
 	}
 	area := io.NewSectionReader(file, binaryHeader, int64(size-binaryHeader))
-	if err := json.NewDecoder(area).Decode(&metadata); err != nil {
-		return nil, fmt.Errorf("the header of %s: %w", device, err)
+	if err := json.NewDecoder(area).Decode(&m); err != nil {
+		return metadata{}, fmt.Errorf("the header of %s: %w", device, err)
 	}
-	return slices.Sorted(maps.Keys(metadata.Keyslots)), nil
+	return m, nil
 }
 
 // Show has the slots of an encrypted device with the kinds of their keys, for users; "" of another device.
@@ -345,15 +370,18 @@ func (l *Layer) Show(device string) (string, error) {
 	if c, err := disk.Identify(device); err != nil || c.Kind != kind {
 		return "", err
 	}
-	slots, err := Slots(device)
+	m, err := read(device)
 	keys, keysErr := l.Keys()
 	kept, keptErr := l.Kept()
 	kinds := map[int]string{}
+	for _, slot := range m.recovery() {
+		kinds[slot] = Recovery
+	}
 	for _, key := range slices.Concat(kept, keys) {
 		kinds[key.Slot] = key.Kind
 	}
 	var all []string
-	for _, slot := range slots {
+	for _, slot := range m.slots() {
 		all = append(all, fmt.Sprintf("%d %s", slot, cmp.Or(kinds[slot], "unknown")))
 	}
 	return "LUKS2 (" + strings.Join(all, ", ") + ")", errors.Join(err, keysErr, keptErr)

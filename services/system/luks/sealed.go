@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // quick derives the keys of random passphrases, which nobody can guess.
@@ -24,7 +25,7 @@ type Sealer interface {
 }
 
 func (l *Layer) derivation(key Key) []string {
-	if key.Sealer == nil {
+	if key.Sealer == nil && key.Kind != Recovery {
 		return l.Derivation
 	}
 	return quick
@@ -32,26 +33,25 @@ func (l *Layer) derivation(key Key) []string {
 
 // token is the part of a header that has what belongs to a slot (section 3.6 of the specification).
 type token struct {
-	Type   string   `json:"type"`
-	Slots  []string `json:"keyslots"`
-	Sealed []byte   `json:"sealed"`
+	Type   string    `json:"type"`
+	Slots  []string  `json:"keyslots"`
+	Sealed []byte    `json:"sealed,omitempty"`
+	Added  time.Time `json:"added,omitzero"` // a recovery key
 }
 
 // tokens are those of a header. cryptsetup repairs a damaged one before it shows it.
-func (l *Layer) tokens(ctx context.Context, device string) (map[string]token, error) {
+func (l *Layer) tokens(ctx context.Context, device string) (map[int]token, error) {
 	var text bytes.Buffer
 	cmd := l.command(nil, "luksDump", "--dump-json-metadata", device)
 	cmd.Stdout = &text
 	if err := l.runs(ctx, cmd); err != nil {
 		return nil, err
 	}
-	var metadata struct {
-		Tokens map[string]token `json:"tokens"`
-	}
-	if err := json.Unmarshal(text.Bytes(), &metadata); err != nil {
+	var m metadata
+	if err := json.Unmarshal(text.Bytes(), &m); err != nil {
 		return nil, fmt.Errorf("the tokens of %s: %w", l.Label, err)
 	}
-	return metadata.Tokens, nil
+	return m.Tokens, nil
 }
 
 // unseal gets the passphrase of a key that is sealed in a header.
@@ -84,7 +84,7 @@ func (key *Key) seal(ctx context.Context) (*token, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
-	return &token{key.token(), []string{strconv.Itoa(key.Slot)}, sealed}, nil
+	return &token{Type: key.token(), Slots: []string{strconv.Itoa(key.Slot)}, Sealed: sealed}, nil
 }
 
 func (key *Key) token() string { return tokenPrefix + key.Kind }
@@ -113,7 +113,7 @@ func (l *Layer) sweep(ctx context.Context, device string) error {
 		if len(t.Slots) > 0 {
 			continue
 		}
-		if err := l.run(ctx, nil, "token", "remove", "--token-id", id, device); err != nil {
+		if err := l.run(ctx, nil, "token", "remove", "--token-id", strconv.Itoa(id), device); err != nil {
 			return err
 		}
 	}

@@ -37,6 +37,9 @@ import (
 // retryData is how often a disk that can't be used is looked at again: somebody may plug in another one.
 const retryData = 2 * time.Second
 
+// recoveryPoll is how often encrypted volumes are looked at: somebody may give them a recovery key.
+const recoveryPoll = time.Minute
+
 // Status is a partition of machine.disks; its ID is the last element of its mount point. Or it is STATE or EPHEMERAL
 // of a machine, once the service disks has them. Or it is what machine.kubelet.persist keeps: its ID is persist/NAME.
 type Status struct {
@@ -44,7 +47,9 @@ type Status struct {
 	Size    string `yaml:"size,omitempty" column:"SIZE"`
 	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
 	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
-	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
+	// NoRecovery: it is encrypted, and has no recovery key.
+	NoRecovery bool   `yaml:"noRecovery,omitempty"`
+	Problem    string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // Statuses has an object for each of these.
@@ -54,6 +59,11 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Aliases:   []string{"volumes", "volume"},
 	Namespace: "runtime",
 })
+
+// WithoutRecovery are the encrypted volumes without a recovery key.
+func WithoutRecovery(r resource.Reader) []resource.Object[Status] {
+	return slices.DeleteFunc(Statuses.List(r), func(o resource.Object[Status]) bool { return !o.Spec.NoRecovery })
+}
 
 // Volumes are those of machine.disks.
 type Volumes struct {
@@ -89,7 +99,10 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 		again = retryData
 	}
 	for label, s := range system {
-		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, Problem: s.Problem}
+		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, NoRecovery: s.Lacks, Problem: s.Problem}
+		if s.Encrypted && settled {
+			again = recoveryPoll
+		}
 	}
 	for _, disk := range wanted.Disks {
 		path, made, problem := d.mount(ctx, disk)

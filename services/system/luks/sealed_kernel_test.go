@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -83,7 +84,7 @@ func TestSealedKeysAreReconciled(t *testing.T) {
 	v.settles(server.key(3), key(0, "first"))
 	tokens, err := v.tokens(t.Context(), v.device)
 	for id := range tokens {
-		err = errors.Join(err, v.run(t.Context(), nil, "token", "remove", "--token-id", id, v.device))
+		err = errors.Join(err, v.run(t.Context(), nil, "token", "remove", "--token-id", strconv.Itoa(id), v.device))
 	}
 	if err != nil || len(tokens) != 1 {
 		t.Fatalf("%d tokens, %v", len(tokens), err)

@@ -153,7 +153,7 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 				}
 				event := eventFunc(func(_ reason.Code, text string) { p.Report("%s", text) })
 				// It repeats attempts that only have to wait: containerd may not run yet.
-				return untilDecided(ctx, nil, event, event, func() error { return e.restore(ctx, restoring{token: token, RecoverArguments: *a}) })
+				return untilDecided(ctx, nil, event, event, func() error { return e.restore(ctx, *a, token) })
 			},
 			Undo: func(ctx context.Context, p *operation.Progress) error {
 				token, err := restoredAs.Get(p)

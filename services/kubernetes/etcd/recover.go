@@ -220,12 +220,6 @@ func (s *sums) check(want Snapshot) error {
 	return nil
 }
 
-// restoring is a recovery in progress.
-type restoring struct {
-	RecoverArguments
-	token string // of the new cluster
-}
-
 // prepareRestore checks again whether anything prevents the recovery, before the first attempt.
 func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	sum, err := hex.DecodeString(a.SHA256)
@@ -241,24 +235,24 @@ func (e *Etcd) prepareRestore(ctx context.Context, a RecoverArguments) error {
 	})
 }
 
-// restore makes the data directory from the snapshot, whatever an earlier
+// restore makes the data directory of a new cluster, which has the token, from the snapshot, whatever an earlier
 // attempt has left. After a *wait it should be tried again.
-func (e *Etcd) restore(ctx context.Context, r restoring) error {
+func (e *Etcd) restore(ctx context.Context, a RecoverArguments, token string) error {
 	return e.inTurn(ctx, func() error {
 		defer e.wake()
 		now, data, err := e.begun()
 		if err != nil {
 			return err
 		}
-		if now.Snapshot == r.SHA256 && (now.Phase == fresh || now.Phase == member) {
+		if now.Snapshot == a.SHA256 && (now.Phase == fresh || now.Phase == member) {
 			return nil // done before a restart
 		}
 		if !data {
-			if err := e.restoreAside(ctx, r); err != nil {
+			if err := e.restoreAside(ctx, a, token); err != nil {
 				return err
 			}
 		}
-		if err := e.write(record{Phase: fresh, Token: r.token, Snapshot: r.SHA256}); err != nil {
+		if err := e.write(record{Phase: fresh, Token: token, Snapshot: a.SHA256}); err != nil {
 			return err
 		}
 		return untrusted.RemoveAll(e.recoveryDir())
@@ -267,7 +261,7 @@ func (e *Etcd) restore(ctx context.Context, r restoring) error {
 
 // restoreAside restores into another directory, which then replaces the data
 // directory atomically.
-func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
+func (e *Etcd) restoreAside(ctx context.Context, a RecoverArguments, token string) error {
 	aside := e.recoveryPath(restoredName)
 	if _, err := untrusted.Stat(e.recoveryPath(snapshotName)); errors.Is(err, fs.ErrNotExist) {
 		return errors.New("it is gone from this node: `gbctl bootstrap --recover-from` sends it again")
@@ -281,7 +275,7 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout) // other decisions about this member wait for it
 	defer cancel()
-	said, err := e.utility(ctx, restoreArguments(me, r, e.recoveryPath(snapshotName), aside))
+	said, err := e.utility(ctx, restoreArguments(me, a, token, e.recoveryPath(snapshotName), aside))
 	switch exit, isExit := errors.AsType[*containerd.ExitError](err); {
 	case isExit:
 		return refuse("etcdutl ended with status %d: %s", exit.Status, said)
@@ -297,14 +291,14 @@ func (e *Etcd) restoreAside(ctx context.Context, r restoring) error {
 	return untrusted.Sync(filepath.Dir(e.o.DataDir))
 }
 
-func restoreArguments(me self, r restoring, snapshot, to string) []string {
+func restoreArguments(me self, a RecoverArguments, token, snapshot, to string) []string {
 	args := []string{
 		"etcdutl", "snapshot", "restore", snapshot, "--data-dir=" + to,
 		"--name=" + me.name, "--initial-advertise-peer-urls=" + me.peerURL(),
-		"--initial-cluster=" + me.name + "=" + me.peerURL(), "--initial-cluster-token=" + r.token,
+		"--initial-cluster=" + me.name + "=" + me.peerURL(), "--initial-cluster-token=" + token,
 		"--bump-revision=" + strconv.Itoa(revisionBump), "--mark-compacted",
 	}
-	if r.Raw {
+	if a.Raw {
 		args = append(args, "--skip-hash-check")
 	}
 	return args

@@ -28,7 +28,7 @@ func TestRestoreThatHangs(t *testing.T) {
 			return "", ctx.Err()
 		}
 		began := time.Now()
-		waits(t, n.restore(t.Context(), restoring{token: "t"}), "the snapshot to be restored")
+		waits(t, n.restore(t.Context(), RecoverArguments{}, "t"), "the snapshot to be restored")
 		if took := time.Since(began); took != restoreTimeout {
 			t.Errorf("it took %s", took)
 		}

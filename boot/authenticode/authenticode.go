@@ -83,7 +83,6 @@ const (
 	tableField    = 112 + 4*8
 	entryHeader   = 8
 	entryPKCS7    = 2 // WIN_CERT_TYPE_PKCS_SIGNED_DATA
-	entryAlign    = 8
 	maxHeader     = 4096
 	maxTable      = 1 << 20
 )
@@ -138,28 +137,26 @@ func Read(r io.ReaderAt, size int64) (i Image, err error) {
 	return i, nil
 }
 
-// Signed reports whether it has a signature, of whoever.
-func (i Image) Signed() bool { return len(i.table) > 0 }
+// Signer is who has signed it; "": it has no valid signature.
+func (i Image) Signer() string {
+	chain, err := i.chain()
+	if err != nil {
+		return ""
+	}
+	return chain[0].Subject.CommonName
+}
 
-// Chains are the certificates that have signed the program, each with those that came with it.
-func (i Image) Chains() (chains [][]*x509.Certificate, err error) {
-	for rest := i.table; len(rest) > entryHeader; {
-		length := int(binary.LittleEndian.Uint32(rest))
-		if length < entryHeader || length > len(rest) {
-			return chains, errors.New("its signatures are cut off")
-		}
-		if binary.LittleEndian.Uint16(rest[6:]) == entryPKCS7 {
-			chain, failed := verify(rest[entryHeader:length], i.Hash)
-			if err = errors.Join(err, failed); failed == nil {
-				chains = append(chains, chain)
-			}
-		}
-		rest = rest[min(len(rest), (length+entryAlign-1)/entryAlign*entryAlign):]
+// chain begins with the certificate that has signed the program; those that came with it follow. Of several signatures,
+// the first one counts.
+func (i Image) chain() ([]*x509.Certificate, error) {
+	if len(i.table) < entryHeader {
+		return nil, errors.New("it isn't signed for Secure Boot")
 	}
-	if len(chains) > 0 {
-		return chains, nil
+	length := int64(binary.LittleEndian.Uint32(i.table))
+	if length < entryHeader || length > int64(len(i.table)) || binary.LittleEndian.Uint16(i.table[6:]) != entryPKCS7 {
+		return nil, errors.New("its signature is no PKCS #7")
 	}
-	return nil, err
+	return verify(i.table[entryHeader:length], i.Hash)
 }
 
 // verify returns the certificate that has made a signature of a hash, and those beside it.
@@ -167,14 +164,17 @@ func verify(der, hash []byte) ([]*x509.Certificate, error) {
 	var info ContentInfo
 	var signed SignedData
 	var said Indirect
-	if _, err := asn1.Unmarshal(der, &info); err != nil || !info.Type.Equal(OIDSigned) {
-		return nil, errors.New("its signature is no PKCS #7")
+	var content asn1.RawValue
+	for _, part := range []struct {
+		of *asn1.RawValue
+		to any
+	}{{&asn1.RawValue{Bytes: der}, &info}, {&info.Content, &signed}, {&signed.Content.Content, &said}, {&signed.Content.Content, &content}} {
+		if _, err := asn1.Unmarshal(part.of.Bytes, part.to); err != nil {
+			return nil, fmt.Errorf("its signature: %w", err)
+		}
 	}
-	if _, err := asn1.Unmarshal(info.Content.Bytes, &signed); err != nil || len(signed.Signers) != 1 || !signed.Content.Type.Equal(OIDIndirect) {
-		return nil, errors.New("its signature isn't one of a program")
-	}
-	if _, err := asn1.Unmarshal(signed.Content.Content.Bytes, &said); err != nil || !said.Digest.Algorithm.Algorithm.Equal(OIDSHA256) {
-		return nil, errors.New("its signature is of another hash than SHA-256")
+	if len(signed.Signers) != 1 || !signed.Content.Type.Equal(OIDIndirect) || !said.Digest.Algorithm.Algorithm.Equal(OIDSHA256) {
+		return nil, errors.New("its signature isn't one of a program, with SHA-256")
 	}
 	if !bytes.Equal(said.Digest.Digest, hash) {
 		return nil, errors.New("it was changed since it was signed")
@@ -182,10 +182,6 @@ func verify(der, hash []byte) ([]*x509.Certificate, error) {
 	all, err := x509.ParseCertificates(signed.Certificates.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("the certificates of its signature: %w", err)
-	}
-	var content asn1.RawValue
-	if _, err := asn1.Unmarshal(signed.Content.Content.Bytes, &content); err != nil {
-		return nil, err
 	}
 	signer := signed.Signers[0]
 	for n, c := range all {

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
-	"strings"
 )
 
 // The kinds of signatures in a database (UEFI 2.10, 32.4.1), as GUIDs of UEFI.
@@ -55,20 +54,20 @@ func (d Database) hash(i Image) bool {
 	return slices.ContainsFunc(d.Hashes, func(h []byte) bool { return bytes.Equal(h, i.Hash) })
 }
 
-// of is the certificate of the database that vouches for a chain, which begins with the signer and goes up; nil: there
-// is none. Firmware looks at no dates.
-func (d Database) of(chain []*x509.Certificate) *x509.Certificate {
-	for _, known := range d.Certificates {
-		for n, c := range chain {
-			if n > 0 && chain[n-1].CheckSignatureFrom(c) != nil {
-				break
-			}
-			if c.Equal(known) || bytes.Equal(c.RawIssuer, known.RawSubject) && known.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil {
-				return known
-			}
+// has reports whether a certificate of the database vouches for a chain, which begins with the signer and goes up.
+// Firmware looks at no dates.
+func (d Database) has(chain []*x509.Certificate) bool {
+	for n, c := range chain {
+		if n > 0 && chain[n-1].CheckSignatureFrom(c) != nil {
+			break
+		}
+		if slices.ContainsFunc(d.Certificates, func(known *x509.Certificate) bool {
+			return c.Equal(known) || bytes.Equal(c.RawIssuer, known.RawSubject) && known.CheckSignature(c.SignatureAlgorithm, c.RawTBSCertificate, c.Signature) == nil
+		}) {
+			return true
 		}
 	}
-	return nil
+	return false
 }
 
 // Accept returns who has signed a program that a firmware with these databases starts, or why it doesn't.
@@ -79,22 +78,16 @@ func Accept(i Image, db, dbx Database) (signer string, err error) {
 	if db.hash(i) {
 		return "its hash in db", nil
 	}
-	if !i.Signed() {
-		return "", errors.New("it isn't signed for Secure Boot")
-	}
-	chains, err := i.Chains()
+	chain, err := i.chain()
 	if err != nil {
 		return "", err
 	}
-	var names []string
-	for _, chain := range chains {
-		names = append(names, chain[0].Subject.CommonName)
-		if dbx.of(chain) != nil {
-			return "", errors.New("the firmware's dbx has revoked the key of " + chain[0].Subject.CommonName)
-		}
-		if db.of(chain) != nil {
-			return chain[0].Subject.CommonName, nil
-		}
+	signer = chain[0].Subject.CommonName
+	switch {
+	case dbx.has(chain):
+		return "", errors.New("the firmware's dbx has revoked the key of " + signer)
+	case !db.has(chain):
+		return "", errors.New("it is signed by " + signer + ", which the firmware's db doesn't have")
 	}
-	return "", errors.New("it is signed by " + strings.Join(names, ", ") + ", which the firmware's db doesn't have")
+	return signer, nil
 }

@@ -7,13 +7,16 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"debug/pe"
 	"encoding/asn1"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 	"unicode/utf16"
 
 	"github.com/garboard-os/garboard/boot/authenticode"
+	"github.com/garboard-os/garboard/kernel"
 )
 
 var (
@@ -88,17 +91,20 @@ func (p Pair) pkcs7(hash []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	signed, err := p.signed(authenticode.ContentInfo{Type: authenticode.OIDIndirect, Content: asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 0, IsCompound: true, Bytes: content}}, s)
+	signed, err := p.signed(authenticode.ContentInfo{Type: authenticode.OIDIndirect, Content: optional(0, content)}, s)
 	if err != nil {
 		return nil, err
 	}
-	return asn1.Marshal(authenticode.ContentInfo{Type: authenticode.OIDSigned, Content: asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 0, IsCompound: true, Bytes: signed}})
+	return asn1.Marshal(authenticode.ContentInfo{Type: authenticode.OIDSigned, Content: optional(0, signed)})
 }
 
 // Sign signs a program for UEFI. A signature that it has is replaced.
 func (p Pair) Sign(program []byte) ([]byte, error) {
 	image, err := authenticode.Read(bytes.NewReader(program), int64(len(program)))
 	if err != nil {
+		return nil, err
+	}
+	if err := contiguous(program); err != nil {
 		return nil, err
 	}
 	signed := pad(bytes.Clone(program[:image.Size]))
@@ -119,6 +125,48 @@ func (p Pair) Sign(program []byte) ([]byte, error) {
 	binary.LittleEndian.PutUint32(signed[table:], uint32(len(signed)))
 	binary.LittleEndian.PutUint32(signed[table+4:], uint32(len(entry)))
 	return append(signed, entry...), nil
+}
+
+// SignModule signs a module of the kernel (Documentation/admin-guide/module-signing.rst; module_signature.h). A kernel
+// that Secure Boot has locked down takes it, because db has the key.
+func (p Pair) SignModule(module []byte) ([]byte, error) {
+	s, err := p.signer(module, nil)
+	if err != nil {
+		return nil, err
+	}
+	signed, err := asn1.Marshal(authenticode.SignedData{
+		Version: 1, Digests: []pkix.AlgorithmIdentifier{sha256Identifier}, Content: authenticode.ContentInfo{Type: oidData}, Signers: []authenticode.SignerInfo{s},
+	})
+	if err == nil {
+		signed, err = asn1.Marshal(authenticode.ContentInfo{Type: authenticode.OIDSigned, Content: optional(0, signed)})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("sign a module: %w", err)
+	}
+	b := append(bytes.Clone(module), signed...)
+	b = append(b, 0, 0, 2, 0, 0, 0, 0, 0) // PKCS #7
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(signed))), kernel.SignatureMark...), nil
+}
+
+// contiguous refuses a program with something between its sections, which firmware and authenticode.Read would hash in
+// another order.
+func contiguous(program []byte) error {
+	file, err := pe.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return err
+	}
+	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
+	if !ok {
+		return errors.New("it is no program for a 64-bit UEFI")
+	}
+	end := header.SizeOfHeaders
+	for _, s := range file.Sections {
+		if s.Size > 0 && s.Offset != end {
+			return fmt.Errorf("its section %s doesn't follow the one before it: it can't be signed", s.Name)
+		}
+		end += s.Size
+	}
+	return nil
 }
 
 // pad fills up to a multiple of 8 bytes, at which signatures begin.

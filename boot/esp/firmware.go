@@ -28,8 +28,8 @@ const FirmwareDir = "/sys/firmware/efi/efivars"
 const (
 	entryName = "Garboard"
 	// loaderPartition is set by systemd's boot loader and stub (systemd, "Boot Loader Interface").
-	loaderPartition = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"
-	loaderEntry     = "LoaderEntrySelected-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"
+	loaderPartition = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+	loaderEntry     = "LoaderEntrySelected-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 	global          = "-8be4df61-93ca-11d2-aa0d-00e098032b8c" // UEFI 2.10, 3.3
 	// attributes before the value of a variable: NON_VOLATILE, BOOTSERVICE_ACCESS, RUNTIME_ACCESS.
 	attributes = "\x07\x00\x00\x00"

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services"
 	"github.com/garboard-os/garboard/services/core/logs"
@@ -189,6 +190,7 @@ func (p *pid1) bootSteps() []step {
 		return steps
 	}
 	return append(steps,
+		step{"find the slot", p.findSlot},
 		step{"take ctrl-alt-del", takeCtrlAltDel},
 		step{"set the first hostname", func() error { return unix.Sethostname([]byte(boot.FirstHostname)) }},
 		step{"watch the power button and the watchdog", p.watchDevices},
@@ -219,6 +221,14 @@ func (p *pid1) readCmdline() error {
 		return err
 	}
 	p.cmdline = boot.ParseCmdline(string(line))
+	return nil
+}
+
+// findSlot completes the command line of a system that is signed for Secure Boot.
+func (p *pid1) findSlot() error {
+	if _, given := p.cmdline.Get(boot.ParamSlot); !given {
+		p.cmdline.Params = append(p.cmdline.Params, esp.Selected(esp.FirmwareDir)...)
+	}
 	return nil
 }
 

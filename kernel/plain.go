@@ -35,8 +35,10 @@ func PlainModule(name string, content io.Reader) (plainName string, plain []byte
 	return strings.TrimSuffix(name, path.Ext(name)), plain, err
 }
 
-// Signed reports whether a module has a signature at its end (MODULE_SIG_STRING in include/linux/module_signature.h).
-// Whose it is, only the kernel knows.
+// SignatureMark ends a module with a signature (MODULE_SIG_STRING in include/linux/module_signature.h).
+const SignatureMark = "~Module signature appended~\n"
+
+// Signed reports whether a module has a signature at its end. Whose it is, only the kernel knows.
 func Signed(module []byte) bool {
-	return bytes.HasSuffix(module, []byte("~Module signature appended~\n"))
+	return bytes.HasSuffix(module, []byte(SignatureMark))
 }

@@ -10,6 +10,10 @@
 // follows from boot.Slots. A system that is trying is started once: systemd-boot counts that in the name of its entry
 // (Automatic Boot Assessment), and GRUB in its environment block. After that, the good one is started again, until the
 // trying one is good.
+//
+// A system that is signed for Secure Boot has its own command line, and its entry has no other: the stub would drop it,
+// and systemd-boot would measure it. Such a system finds its slot, and that it is trying, in the name of its entry,
+// which systemd-boot leaves in a variable of the firmware (Selected).
 package esp
 
 import (
@@ -34,6 +38,8 @@ const (
 	environment = "grubenv"
 
 	entryPrefix = "garboard-"
+	// once is the kind of a trial after which a good system runs. The others are the values of boot.ParamTrial.
+	once        = "trial"
 	entrySuffix = ".conf"
 
 	fileMode = 0o644
@@ -140,7 +146,11 @@ func (p Partition) Start(slots boot.Slots) error {
 			continue
 		}
 		line := slots.Line(name)
-		if err := p.startUEFI(name, *slot, name == slots.Choice, line); err != nil {
+		_, kind, _ := strings.Cut(slots.Trial(name), boot.ParamTrial)
+		if kind = strings.TrimPrefix(kind, "="); kind == "" && slots.Unproven(name) {
+			kind = once
+		}
+		if err := p.startUEFI(name, kind, *slot, name == slots.Choice, line); err != nil {
 			return err
 		}
 		if err := p.startBIOS(name, slot.Version, line); err != nil && slot.State != boot.SlotBad {
@@ -156,8 +166,9 @@ func (p Partition) Start(slots boot.Slots) error {
 	return p.put(environmentBlock(choice, trying), grubDir, environment)
 }
 
-// startUEFI writes the entry of systemd-boot, which starts the one with the highest version that has a try left.
-func (p Partition) startUEFI(name string, slot boot.Slot, chosen bool, line string) error {
+// startUEFI writes the entry of systemd-boot, which starts the one with the highest version that has a try left. kind
+// is that of a trial; "": it is none.
+func (p Partition) startUEFI(name, kind string, slot boot.Slot, chosen bool, line string) error {
 	version, count := 1, ""
 	switch {
 	case slot.State == boot.SlotTrying:
@@ -167,14 +178,20 @@ func (p Partition) startUEFI(name string, slot boot.Slot, chosen bool, line stri
 	case chosen:
 		version = 2
 	}
+	id, options := strings.ToLower(name), "options "+line+"\n"
+	if image, err := readImageFile(p.System(name)); err == nil && image.Signed {
+		if options = ""; kind != "" {
+			id += "-" + kind
+		}
+	}
 	// A count that systemd-boot has changed has the failed tries in addition.
-	file := entryPrefix + strings.ToLower(name) + count + entrySuffix
+	file := entryPrefix + id + count + entrySuffix
 	had, err := p.entries(name)
 	if err != nil {
 		return err
 	}
-	content := fmt.Sprintf("title Garboard %s (slot %s)\nsort-key garboard\nversion %d\nefi /%s/%s.efi\noptions %s\n",
-		slot.Version, name, version, systemsDir, name, line)
+	content := fmt.Sprintf("title Garboard %s (slot %s)\nsort-key garboard\nversion %d\nefi /%s/%s.efi\n%s",
+		slot.Version, name, version, systemsDir, name, options)
 	if err := p.put([]byte(content), entriesDir, file); err != nil {
 		return err
 	}
@@ -194,7 +211,7 @@ func (p Partition) entries(slot string) (names []string, err error) {
 	all, err := os.ReadDir(p.path(entriesDir))
 	prefix := entryPrefix + strings.ToLower(slot)
 	for _, e := range all {
-		if rest, found := strings.CutPrefix(strings.ToLower(e.Name()), prefix); found && (rest == entrySuffix || strings.HasPrefix(rest, "+")) {
+		if rest, found := strings.CutPrefix(strings.ToLower(e.Name()), prefix); found && (rest == entrySuffix || strings.HasPrefix(rest, "+") || strings.HasPrefix(rest, "-")) {
 			names = append(names, filepath.Join(entriesDir, e.Name()))
 		}
 	}

@@ -13,8 +13,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf16"
 
+	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +28,8 @@ const FirmwareDir = "/sys/firmware/efi/efivars"
 const (
 	entryName = "Garboard"
 	// loaderPartition is set by systemd's boot loader and stub (systemd, "Boot Loader Interface").
-	loaderPartition = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"
+	loaderPartition = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+	loaderEntry     = "LoaderEntrySelected-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 	global          = "-8be4df61-93ca-11d2-aa0d-00e098032b8c" // UEFI 2.10, 3.3
 	// attributes before the value of a variable: NON_VOLATILE, BOOTSERVICE_ACCESS, RUNTIME_ACCESS.
 	attributes = "\x07\x00\x00\x00"
@@ -103,11 +107,58 @@ func words(variable []byte) []uint16 {
 // StartedFrom is the GUID of the partition that this machine was started from; "" if no boot loader has named one: a
 // BIOS has started it, or it was started from the network, from a CD, or from a disk without a GPT.
 func StartedFrom(dir string) string {
-	data, err := os.ReadFile(filepath.Join(dir, loaderPartition))
-	if err != nil {
-		return ""
+	return Variable(dir, loaderPartition)
+}
+
+// Selected is what the boot loader says of the slot that it has started, as parameters of the kernel; nil: it says
+// nothing. The slot is trying if the name of its entry says so. Whoever can write to the EFI system partition can say
+// anything: nothing is trusted because of it.
+func Selected(dir string) (params []boot.Param) {
+	id, _, _ := strings.Cut(strings.TrimPrefix(strings.ToLower(Variable(dir, loaderEntry)), entryPrefix), entrySuffix)
+	slot, kind, _ := strings.Cut(id, "-")
+	if slot = strings.ToUpper(slot); !slices.Contains(boot.SlotNames[:], slot) {
+		return nil
 	}
-	return strings.TrimRight(string(utf16.Decode(words(data))), "\x00")
+	params = append(params, boot.Param{Key: boot.ParamSlot, Value: slot})
+	switch kind {
+	case once:
+		params = append(params, boot.Param{Key: boot.ParamTrial})
+	case boot.TrialAlone, boot.TrialBack:
+		params = append(params, boot.Param{Key: boot.ParamTrial, Value: kind})
+	}
+	return params
+}
+
+const (
+	// maxVariable bounds the value of a variable, in bytes: db and dbx have some ten thousand.
+	maxVariable = 1 << 20
+	// variableBudget is for a firmware to answer, which may do so in the system management mode of a slow processor.
+	variableBudget = 10 * time.Second
+)
+
+// Value is that of a variable, without its attributes. A firmware that doesn't answer in time has none.
+func Value(dir, name string) ([]byte, error) {
+	type answer struct {
+		data []byte
+		err  error
+	}
+	read := make(chan answer, 1)
+	go func() {
+		data, err := untrusted.ReadFile(filepath.Join(dir, name), maxVariable)
+		read <- answer{data, err}
+	}()
+	select {
+	case a := <-read:
+		return a.data[min(len(attributes), len(a.data)):], a.err
+	case <-time.After(variableBudget):
+		return nil, fmt.Errorf("the firmware doesn't answer for its variable %s", name)
+	}
+}
+
+// Variable is the text of a variable of the boot loader; "": there is none.
+func Variable(dir, name string) string {
+	data, _ := Value(dir, name)
+	return strings.TrimRight(string(utf16.Decode(words(append([]byte(attributes), data...)))), "\x00")
 }
 
 // write sets a variable by one call of write(2), unless it has the value. The kernel protects variables from rm by a

@@ -16,6 +16,9 @@ const (
 	SectionCmdline   = ".cmdline"
 	SectionInitramfs = ".initrd"
 	SectionKernel    = ".linux"
+	// What a TPM unseals: the owner's key, and the owner's signature of what is measured (systemd-stub(7)).
+	SectionPolicyKey       = ".pcrpkey"
+	SectionPolicySignature = ".pcrsig"
 )
 
 // Image is a unified kernel image.
@@ -25,6 +28,8 @@ type Image struct {
 	// Kernel and Initramfs are where they lie, as block lists of GRUB: first block + count, of 512 bytes (GRUB manual,
 	// "How to specify block lists").
 	Kernel, Initramfs string
+	// Signed: it is signed for Secure Boot, and its command line is the only one.
+	Signed bool
 }
 
 // InitName is where PID 1's program is in the initramfs.
@@ -80,6 +85,9 @@ func readImage(r io.ReaderAt, size int64) (i Image, err error) {
 	}
 	if id != "garboard" || i.Version == "" {
 		return i, errors.New("it has no ID=garboard with a VERSION_ID")
+	}
+	if optional, ok := file.OptionalHeader.(*pe.OptionalHeader64); ok {
+		i.Signed = optional.DataDirectory[pe.IMAGE_DIRECTORY_ENTRY_SECURITY].Size > 0
 	}
 	i.Cmdline, err = text(file, SectionCmdline)
 	return i, err

@@ -40,6 +40,8 @@ type Change struct {
 	KernelLater bool
 	// Args are added to the kernel's command line.
 	Args []string
+	// SignModule signs a module that has no signature; nil: a kernel with such a module isn't locked down.
+	SignModule func(module []byte) ([]byte, error)
 }
 
 // Overlay is a directory with files for the root filesystem.
@@ -98,6 +100,9 @@ func (w *work) open(dir string) (err error) {
 		}
 	}
 	w.step.System = w.installer.SHA256
+	if w.SignModule != nil && slices.Contains(strings.Fields(w.installer.Cmdline), boot.Unlocked) {
+		return errors.New("the system has modules without a signature, which no machine with Secure Boot loads: make it anew from that of its release")
+	}
 	if linux := w.installer.Replacement; linux != nil {
 		if w.installer.Release, err = esp.Release(linux); err != nil {
 			return fmt.Errorf("the kernel that replaces that of the system: %w", err)

@@ -131,6 +131,11 @@ func (w *work) addFile(f *File, from, at string, info fs.FileInfo) (string, erro
 		if err != nil {
 			return at, err
 		}
+		if w.SignModule != nil && !kernel.Signed(plain) {
+			if plain, err = w.SignModule(plain); err != nil {
+				return at, err
+			}
+		}
 		_, f.Replaced = w.tree[plainName]
 		w.tree[plainName] = squashfs.Content(plain, 0o644)
 		sum := sha256.Sum256(plain)

@@ -125,7 +125,7 @@ func (o Options) slots() (slots boot.Slots, err error) {
 
 // efi are the files of the EFI system partition. It makes them in a directory.
 func (o Options) efi(dir string, uki []byte, slots boot.Slots) (files []fatFile, err error) {
-	systemdBoot, err := o.Loader.SystemdBoot()
+	systemdBoot, err := o.systemdBoot()
 	if err != nil {
 		return nil, err
 	}

@@ -57,6 +57,15 @@ func (o Options) Directory(dir string) error {
 			return err
 		}
 	}
+	if o.Secure != nil {
+		loader, err := o.systemdBoot()
+		if err != nil {
+			return err
+		}
+		if err := put(filepath.Join(dir, loaderDir, esp.SystemdBoot), loader); err != nil {
+			return err
+		}
+	}
 	// of another system
 	was := []error{os.Remove(filepath.Join(dir, signed.StatementFile)), os.Remove(filepath.Join(dir, signed.SignatureFile))}
 	if err := errors.Join(boot.IgnoreMissing(was[0]), boot.IgnoreMissing(was[1])); err != nil {
@@ -83,6 +92,7 @@ func put(file string, content []byte) error {
 type System struct {
 	Version, Release, Cmdline string
 	Kernel, Initramfs         []byte
+	Secure                    bool // it is signed for Secure Boot
 }
 
 // ReadSystem takes a unified kernel image apart.
@@ -102,7 +112,7 @@ func ReadSystem(uki []byte) (s System, err error) {
 		err = errors.Join(err, fmt.Errorf("unified kernel image: it has no whole section %s", name))
 		return nil
 	}
-	s = System{Version: image.Version, Release: string(part(esp.SectionUname)), Cmdline: image.Cmdline, Kernel: part(esp.SectionKernel), Initramfs: part(esp.SectionInitramfs)}
+	s = System{Version: image.Version, Release: string(part(esp.SectionUname)), Cmdline: image.Cmdline, Kernel: part(esp.SectionKernel), Initramfs: part(esp.SectionInitramfs), Secure: image.Signed}
 	return s, err
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/garboard-os/garboard/image/initramfs"
 	"github.com/garboard-os/garboard/image/loader"
 	"github.com/garboard-os/garboard/image/oci"
+	"github.com/garboard-os/garboard/image/secureboot"
 )
 
 // The kinds of media.
@@ -72,6 +73,8 @@ type Options struct {
 	// Key signs the system; nil: a system that is the one of Signed keeps its signature, and others have none.
 	Key    crypto.Signer
 	Signed signed.Files
+	// Secure signs what a machine with UEFI Secure Boot starts; nil: such machines refuse the medium.
+	Secure *secureboot.Keys
 	// Program is the file of the program in the installer image, and Name the name of that image; "": the usual one.
 	Program, Name string
 	// Config is a machine configuration, and Images a file with container images; nil and "": none. Only an ISO and a
@@ -144,13 +147,17 @@ func (o Options) uki() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return unified(o.Loader.Stub, []section{
+	sections := []section{
 		{name: esp.SectionRelease, content: osRelease(o.Version)},
 		{name: esp.SectionUname, content: []byte(o.Release)},
 		{name: esp.SectionCmdline, content: []byte(o.cmdline()), room: maxCmdline},
 		{name: esp.SectionInitramfs, content: archive},
-		{name: esp.SectionKernel, content: kernel},
-	})
+	}
+	linux := section{name: esp.SectionKernel, content: kernel} // the last one: it may be replaced (esp.ReplaceKernel)
+	if o.Secure != nil {
+		return o.signed(sections, linux)
+	}
+	return unified(o.Loader.Stub, append(sections, linux))
 }
 
 // initramfs begins with the microcode.
@@ -173,7 +180,13 @@ func (o Options) iso(uki []byte, to string) (err error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	if err := makeFAT(filepath.Join(dir, efiFile), "GARBOARD", []fatFile{{BootFile, uki}}); err != nil {
+	boots := []fatFile{{BootFile, uki}}
+	if o.Secure != nil {
+		if boots, err = o.enrolling(uki); err != nil {
+			return err
+		}
+	}
+	if err := makeFAT(filepath.Join(dir, efiFile), "GARBOARD", boots); err != nil {
 		return err
 	}
 	files, err := o.describe(filepath.Join(dir, efiFile), uki)
@@ -253,6 +266,10 @@ func (o Options) grub(uki []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	file := BootFile
+	if o.Secure != nil {
+		file = mediumSystem
+	}
 	return fmt.Sprintf(`serial --unit=0 --speed=115200
 terminal_output --append serial
 loopback efi /%s
@@ -265,7 +282,7 @@ boot
 echo "The medium can't be read. The machine restarts in 30 seconds."
 sleep 30
 reboot
-`, efiFile, BootFile, o.Version, image.Kernel, esp.Quoted(o.cmdline()), o.Version, image.Initramfs), nil
+`, efiFile, file, o.Version, image.Kernel, esp.Quoted(o.cmdline()), o.Version, image.Initramfs), nil
 }
 
 // describe says where the system is in the file with the EFI partition, for the installation.
@@ -276,7 +293,7 @@ func (o Options) describe(file string, uki []byte) (map[string][]byte, error) {
 	}
 	at := bytes.Index(content, uki)
 	if at < 0 {
-		return nil, fmt.Errorf("%s isn't in one piece in %s", BootFile, efiFile)
+		return nil, fmt.Errorf("the system isn't in one piece in %s", efiFile)
 	}
 	return o.beside(uki, efiFile, at)
 }

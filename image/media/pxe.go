@@ -66,6 +66,9 @@ func (f NetworkFiles) AddArgs(args ...string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", UKIFile, err)
 	}
+	if image, err := esp.ReadImage(bytes.NewReader(uki), int64(len(uki))); err == nil && image.Signed && len(args) > 0 {
+		return fmt.Errorf("%s is signed for Secure Boot, and its command line can't change: add the arguments where it is made (--extra-kernel-arg)", UKIFile)
+	}
 	at, section := 0, (*pe.Section)(nil)
 	for i, s := range file.Sections {
 		if s.Name == esp.SectionCmdline {

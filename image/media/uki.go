@@ -23,6 +23,8 @@ const sectionFlags = pe.IMAGE_SCN_CNT_INITIALIZED_DATA | pe.IMAGE_SCN_MEM_READ
 const (
 	signatureSize     = 4
 	sectionCountField = 2 // in the COFF header
+	symbolsField      = 8 // where they are, and how many
+	symbolsSize       = 8
 	sectionHeaderSize = 40
 	maxAlignment      = 64 << 10 // in a file
 
@@ -49,7 +51,10 @@ func unified(stub []byte, sections []section) ([]byte, error) {
 	}
 	last := file.Sections[len(file.Sections)-1]
 	address := align(last.VirtualAddress+last.VirtualSize, header.SectionAlignment)
-	image := append(bytes.Clone(stub), make([]byte, int(align(uint32(len(stub)), header.FileAlignment))-len(stub))...)
+	// Symbols may follow. A firmware hashes sections, so nothing is between them (Authenticode).
+	end := min(int(align(last.Offset+last.Size, header.FileAlignment)), len(stub))
+	image := append(bytes.Clone(stub[:end]), make([]byte, int(align(uint32(end), header.FileAlignment))-end)...)
+	clear(image[coff+symbolsField:][:symbolsSize])
 	initialized := header.SizeOfInitializedData
 	for i, s := range sections {
 		size := align(max(uint32(len(s.content)), s.room), header.FileAlignment)

@@ -35,12 +35,14 @@ var mayImport = map[string][]string{
 // forTests are packages that the tests of every room may use.
 var forTests = []string{
 	module + "/tools/kms/server",
+	module + "/tools/testing/bootloader",
 	module + "/tools/testing/cis",
 	module + "/tools/testing/eventually",
 	module + "/tools/testing/freeport",
 	module + "/tools/testing/isolate",
 	module + "/tools/testing/loopdisk",
 	module + "/tools/testing/module",
+	module + "/tools/testing/owner",
 	module + "/tools/testing/signer",
 	module + "/tools/testing/timeserver",
 	module + "/tools/testing/uki",

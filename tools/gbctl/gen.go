@@ -25,7 +25,7 @@ func genCommand() *cobra.Command { return (&generator{now: time.Now}).command() 
 
 func (g *generator) command() *cobra.Command {
 	cmd := group("gen",
-		g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.requestCommand(), g.certificateCommand())
+		g.configCommand(), g.secretsCommand(), g.caCommand(), g.keyCommand(), g.releaseKeyCommand(), g.secureBootCommand(), g.requestCommand(), g.certificateCommand())
 	cmd.PersistentFlags().BoolVar(&g.force, "force", false, "overwrite existing files")
 	return cmd
 }

@@ -18,8 +18,10 @@ import (
 	"github.com/garboard-os/garboard/image/customize"
 	"github.com/garboard-os/garboard/image/media"
 	"github.com/garboard-os/garboard/image/sbom"
+	"github.com/garboard-os/garboard/image/secureboot"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -35,6 +37,7 @@ type imageBuild struct {
 	overlays, outputs            []string
 	mirrors                      map[string][]string
 	change                       customize.Change
+	sign                         string
 	mediaParts
 }
 
@@ -66,6 +69,7 @@ func (a *app) imageBuildCommand() *cobra.Command {
 	f.StringVar(&b.firmware, "firmware", "", "directory that is added to /lib/firmware")
 	b.add(f, a.err, &b.change.Args)
 	f.StringVar(&b.key, "key", "", "file of 'gbctl gen release-key' that signs the system; machines trust it if machine.install.keys or the system has its public half")
+	signVar(f, &b.sign)
 	f.StringVar(&b.Name, "tag", "", "name of the installer image (default the usual one of its release)")
 	mirrorsVar(f, &b.mirrors, pullFrom)
 	return cmd
@@ -107,12 +111,19 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 	if err := bundle.Files(ctx, b.from, esp.InstallDir, dir); err != nil {
 		return err
 	}
-	if err := b.changes().Apply(ctx, dir, say); err != nil {
+	change := b.changes()
+	if err := b.secure(&change, dir, work); err != nil {
+		return err
+	}
+	if err := change.Apply(ctx, dir, say); err != nil {
 		return err
 	}
 	installer, err := media.ReadInstaller(dir)
 	if err != nil {
 		return err
+	}
+	if installer.Secure && b.Secure == nil {
+		say("note: the system was signed for Secure Boot, and isn't any more: sign it with --sign, or machines with Secure Boot refuse it")
 	}
 	if b.key != "" {
 		text, err := readInput(b.key)
@@ -122,11 +133,11 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		if b.Key, err = pki.ParseKey(text); err != nil {
 			return fmt.Errorf("--key: %s: %w", b.key, err)
 		}
-	} else if c := b.changes(); !reflect.DeepEqual(c, customize.Change{}) || b.Config != nil || b.Microcode != "" {
+	} else if b.Key == nil && (!reflect.DeepEqual(change, customize.Change{}) || b.Config != nil || b.Microcode != "") {
 		say("note: the system isn't signed, because it was changed: sign it with --key, or machines refuse it unless they have machine.install.unsigned: true")
 	}
 	options, err := installer.Options(dir, work)
-	options.Key = b.Key
+	options.Key, options.Secure = b.Key, b.Secure
 	if options = options.With(b.Options); err == nil && b.Microcode != "" {
 		err = options.CheckSize(say) // what was checked before has no microcode
 	}
@@ -141,6 +152,35 @@ func (b *imageBuild) run(ctx context.Context, outputs []medium, say, made func(l
 		made(o.path)
 	}
 	return nil
+}
+
+// signVar adds the flag for Secure Boot.
+func signVar(f *pflag.FlagSet, dir *string) {
+	f.StringVar(dir, "sign", "", "directory of 'gbctl gen secureboot' whose keys sign the system for UEFI Secure Boot; an iso enrols them")
+}
+
+// secure adds the boot loader that the system installs, signed, and has modules signed.
+func (b *imageBuild) secure(change *customize.Change, dir, work string) (err error) {
+	if b.sign == "" {
+		return nil
+	}
+	if b.Secure, err = secureboot.Open(b.sign); err != nil {
+		return fmt.Errorf("--sign: %w", err)
+	}
+	loader, err := os.ReadFile(filepath.Join(dir, "loader", esp.SystemdBoot))
+	if err == nil {
+		loader, err = b.Secure.DB.Sign(loader)
+	}
+	signed := filepath.Join(work, "signed")
+	if err == nil {
+		err = os.Mkdir(signed, 0o700)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(signed, esp.SystemdBoot), loader, 0o644)
+	}
+	change.SignModule = b.Secure.DB.SignModule
+	change.Overlays = append(change.Overlays, customize.Overlay{Name: "signed boot loader", Dir: signed, At: esp.LoaderDir[1:]})
+	return err
 }
 
 // changes are what the flags say. Other modules replace all that are there.

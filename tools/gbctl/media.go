@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -21,7 +24,7 @@ func (a *app) mediaCommand() *cobra.Command {
 
 // mediaBuildCommand puts together what parts builds.
 func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
-	var output, source, flavour string
+	var output, source, flavour, sign string
 	var added mediaParts
 	cmd := command("build ["+strings.Join(media.Kinds, "|")+"]", func(cmd *cobra.Command, given []string) error {
 		kind := media.ISO
@@ -42,6 +45,9 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if sign != "" {
+			return signedMedium(cmd, o, sign, medium{kind, output})
+		}
 		fmt.Fprintf(cmd.ErrOrStderr(), "writing %s\n", output)
 		if err := o.Build(cmd.Context(), kind, output); err != nil {
 			return err
@@ -55,9 +61,27 @@ func (a *app) mediaBuildCommand(parts partsBuilder) *cobra.Command {
 	f.StringVarP(&output, outputFile, "O", "", "file to write, or the directory for pxe (default garboard.iso, garboard.raw.zst, garboard.efi, pxe or garboard-installer.tar)")
 	flavourFlag(cmd, &flavour)
 	added.add(f, a.err, &added.Args)
+	signVar(f, &sign)
 	renamed(cmd, "output", "o", outputFile)
 	f.StringVar(&source, "source", ".", "checkout of Garboard to build from, or a directory in it")
 	return cmd
+}
+
+// signedMedium makes a medium whose system is signed for Secure Boot. That system installs a signed boot loader: so it
+// is another one than that of the build.
+func signedMedium(cmd *cobra.Command, o media.Options, keys string, to medium) (err error) {
+	work, err := os.MkdirTemp("", "garboard-media-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	system, installer := o, filepath.Join(work, "installer.tar")
+	system.Config, system.Images = nil, ""
+	if err := system.Build(cmd.Context(), media.InstallerKind, installer); err != nil {
+		return err
+	}
+	b := imageBuild{from: installer, sign: keys, mediaParts: mediaParts{Options: media.Options{Key: o.Key, Config: o.Config, Images: o.Images}}}
+	return b.run(cmd.Context(), []medium{to}, func(line string) { fmt.Fprintln(cmd.ErrOrStderr(), line) }, func(path string) { fmt.Fprintln(cmd.OutOrStdout(), path) })
 }
 
 // defaultFiles are where media are written, by kind.

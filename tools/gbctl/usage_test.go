@@ -35,7 +35,7 @@ var withoutFormats = map[string][]string{
 		"readdress", "reboot", "recovery-key remove", "reset", "rollback", "rotate-ca", "set-endpoint", "shutdown", "time set", "token revoke", "unlock", "upgrade", "upgrade-k8s", "validate",
 	},
 	"that they wrote files": {
-		"copy", "etcd snapshot", "gen ca", "gen config", "gen crt", "gen csr", "gen key", "gen release-key", "gen secrets", "image build", "images bundle",
+		"copy", "etcd snapshot", "gen ca", "gen config", "gen crt", "gen csr", "gen key", "gen release-key", "gen secrets", "gen secureboot", "image build", "images bundle",
 		"man", "media build", "pcap", "support",
 	},
 	"a format of their own": {

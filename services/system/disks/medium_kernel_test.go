@@ -28,7 +28,7 @@ func (m *machineUnderTest) firmwareNames(guid string) {
 	for _, c := range guid + "\x00" {
 		value = append(value, byte(c), 0)
 	}
-	if err := os.WriteFile(filepath.Join(m.disks.Firmware, "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-bb440d29bb8f"), value, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(m.disks.Firmware, "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"), value, 0o600); err != nil {
 		m.t.Fatal(err)
 	}
 }

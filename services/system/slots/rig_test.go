@@ -54,6 +54,7 @@ func newMachine(t *testing.T) *rig {
 		}
 	}
 	m.put("keys", signer.Public(t, signer.Release))
+	m.put("lockdown", []byte("none [integrity] confidentiality\n"))
 	m.put("disk", make([]byte, 2<<20))
 	m.put("meta", make([]byte, 1<<20))
 	m.put("loaders/"+esp.SystemdBoot, []byte("systemd-boot"))
@@ -170,7 +171,7 @@ func (m *rig) started(slot string) *Slots {
 		must(m.t, configuration.Boots.Put(store.As(configuration.ID), fmt.Sprintf("%06d", i+1), b))
 	}
 	panicked := func() string { return m.panicked }
-	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), keys: filepath.Join(m.dir, "keys"), run: m.run})
+	return New(Options{Cmdline: boot.ParseCmdline(line), Store: store, Disks: m, Images: m, Panicked: panicked, Log: slog.New(slog.DiscardHandler), loaders: filepath.Join(m.dir, "loaders"), firmware: filepath.Join(m.dir, "firmware"), keys: filepath.Join(m.dir, "keys"), lockdown: filepath.Join(m.dir, "lockdown"), run: m.run})
 }
 
 // write writes the medium's system to the slot that doesn't run.

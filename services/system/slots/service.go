@@ -42,6 +42,9 @@ func Service(o ServiceOptions) dag.Service {
 		}
 		if ctx.Err() == nil {
 			h.Started(message)
+			if o.Mode == boot.Machine {
+				o.Slots.secure(ctx)
+			}
 		}
 		for pause := firstPause; image != "" && ctx.Err() == nil; pause = min(2*pause, maxPause) {
 			if err := o.Install(ctx, image); ctx.Err() == nil {

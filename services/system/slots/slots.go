@@ -8,6 +8,7 @@
 package slots
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -94,8 +95,8 @@ type Options struct {
 	Log       *slog.Logger
 
 	// Tests have their own.
-	loaders, firmware, keys string
-	run                     func(ctx context.Context, program, in io.Reader, out io.Writer, slot *os.File) error
+	loaders, firmware, keys, lockdown string
+	run                               func(ctx context.Context, program, in io.Reader, out io.Writer, slot *os.File) error
 }
 
 // Slots are those of one machine.
@@ -110,7 +111,7 @@ type Slots struct {
 // New returns the slots; nothing is read yet.
 func New(o Options) *Slots {
 	o.loaders, o.firmware = cmp.Or(o.loaders, esp.LoaderDir), cmp.Or(o.firmware, esp.FirmwareDir)
-	o.keys = cmp.Or(o.keys, signed.KeysFile)
+	o.keys, o.lockdown = cmp.Or(o.keys, signed.KeysFile), cmp.Or(o.lockdown, lockdownFile)
 	if o.run == nil {
 		o.run = o.jailed
 	}
@@ -223,6 +224,9 @@ func (s *Slots) writeLoaders(ctx context.Context) error {
 			return err
 		}
 		content[name] = data
+	}
+	if err := s.starts(bytes.NewReader(content[esp.SystemdBoot]), int64(len(content[esp.SystemdBoot]))); err != nil {
+		return fmt.Errorf("%s of this system: %w", esp.SystemdBoot, err)
 	}
 	if err := s.o.Disks.UseEFI(ctx, func(dir string) error { return esp.Partition(dir).Loaders(content[esp.SystemdBoot]) }); err != nil {
 		return err

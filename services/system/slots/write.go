@@ -12,6 +12,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -288,11 +290,39 @@ func (s *Slots) whole(ctx context.Context, src Source, report func(done, of int6
 		if err != nil {
 			return src.damaged(ctx, err)
 		}
-		if _, err := esp.ReadImage(system, src.Size); err != nil {
+		image, err := esp.ReadImage(system, src.Size)
+		if err != nil {
 			return src.damaged(ctx, err)
 		}
-		return nil
+		if err := s.starts(system, src.Size); err != nil {
+			return fmt.Errorf("the system %s isn't written, because Secure Boot is on: %w: sign it with the key of this machine's owner (gbctl image build --sign)", src.where(), err)
+		}
+		return s.fixed(image)
 	})
+}
+
+// starts is why a firmware with Secure Boot wouldn't start a program.
+func (s *Slots) starts(program io.ReaderAt, size int64) (err error) {
+	if esp.SecureBoot(s.o.firmware) == esp.SecureOn {
+		_, err = esp.Accepts(s.o.firmware, program, size)
+	}
+	return err
+}
+
+// fixed refuses kernel arguments of the configuration that a signed system doesn't have.
+func (s *Slots) fixed(image esp.Image) error {
+	cfg, err := configuration.Config(s.o.Store)
+	if err != nil || !image.Signed {
+		return nil
+	}
+	own := boot.ParseCmdline(image.Cmdline).Params
+	for _, arg := range boot.ParseCmdline(strings.Join(cfg.Machine.Install.ExtraKernelArgs, " ")).Params {
+		if !slices.Contains(own, arg) {
+			return fmt.Errorf("machine.install.extraKernelArgs: release %s is signed for Secure Boot, and its kernel arguments can't change: "+
+				"make it with %s (gbctl image build --sign DIR --extra-kernel-arg), or remove it from the configuration", image.Version, arg)
+		}
+	}
+	return nil
 }
 
 // entries is room for what the boot loaders need to know of a system, several times, in bytes.

@@ -25,13 +25,14 @@ const (
 type Start struct {
 	System string // the file of the system in the partition
 	Line   string // the kernel's command line
+	Entry  string // of systemd-boot, as it calls it in its variable
 	// Count is what the boot loader does before, with the partition in a directory: it counts the boot of a system on
 	// trial.
 	Count func(dir string) error
 }
 
 var (
-	entryName = regexp.MustCompile(`^(garboard-[ab])(?:\+(\d+)(?:-(\d+))?)?\.conf$`)
+	entryName = regexp.MustCompile(`^(garboard-[ab](?:-[a-z]+)?)(?:\+(\d+)(?:-(\d+))?)?\.conf$`)
 	entryLine = regexp.MustCompile(`(?m)^(version|efi|options) (.+)$`)
 	grubLinux = regexp.MustCompile(`(?m)^linux (\(system\)\S+ .*)$`)
 )
@@ -66,7 +67,7 @@ func SystemdBoot(files fs.FS) (start Start, err error) {
 		}
 		if rank > best {
 			best = rank
-			start = Start{strings.TrimPrefix(values["efi"], "/"), values["options"], func(dir string) error { return countEntry(dir, e.Name(), name) }}
+			start = Start{strings.TrimPrefix(values["efi"], "/"), values["options"], name[1] + ".conf", func(dir string) error { return countEntry(dir, e.Name(), name) }}
 		}
 	}
 	return start, nil

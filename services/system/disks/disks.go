@@ -162,6 +162,9 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 		if !d.again.IsZero() && time.Now().After(d.again) {
 			d.settle(ctx)
 		}
+		if d.System() == nil {
+			continue // a container
+		}
 		if err := d.keepNetwork(); err != nil {
 			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())
 		}

@@ -101,7 +101,7 @@ func (d *Disks) early(ctx context.Context, kept []string) error {
 // keepNetwork writes the network of the configuration to META, if a server's key opens STATE.
 func (d *Disks) keepNetwork() error {
 	cfg, err := configuration.Config(d.o.Store)
-	if err != nil || d.o.Mode == boot.Container || !ofServer(cfg.Machine.SystemDiskEncryption.State) {
+	if err != nil || !slices.ContainsFunc(d.keysOf(cfg, boot.LabelState), func(k luks.Key) bool { return k.Sealer != nil }) {
 		return resource.IgnoreNotFound(err)
 	}
 	text, err := networkText(cfg.Machine.Network)
@@ -114,10 +114,6 @@ func (d *Disks) keepNetwork() error {
 		}
 		return nil
 	})
-}
-
-func ofServer(e *config.Encryption) bool {
-	return e != nil && slices.ContainsFunc(e.Keys, func(k config.EncryptionKey) bool { return k.KMS != nil })
 }
 
 // networkText is a network as a document, without interfaces that need a secret.

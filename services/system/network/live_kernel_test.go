@@ -168,8 +168,12 @@ func (n *node) follows(problems ...string) {
 	})
 }
 
-// The network by which a key server of STATE is reached is there before the start: no link is configured otherwise, even
-// for a moment.
+func static(link, cidr string, mtu int, routes ...config.Route) config.Interface {
+	return config.Interface{Name: link, CIDR: prefix(cidr), MTU: mtu, Routes: routes}
+}
+
+// The network by which a key server is reached is there before the start: no link is configured otherwise, even for a
+// moment.
 func TestSettingsBeforeTheStart(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.15.2.1/24")
@@ -189,10 +193,6 @@ func TestSettingsBeforeTheStart(t *testing.T) {
 	if got := n.address().Primary; got != addr("10.15.2.7") {
 		t.Errorf("the address is %s", got)
 	}
-}
-
-func static(link, cidr string, mtu int, routes ...config.Route) config.Interface {
-	return config.Interface{Name: link, CIDR: prefix(cidr), MTU: mtu, Routes: routes}
 }
 
 // Addresses, routes and the MTU follow the configuration, and settings by other

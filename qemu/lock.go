@@ -29,7 +29,19 @@ func hold(path string) (release func(), err error) {
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
+	if _, err := f.WriteAt([]byte{'\n'}, 0); err != nil { // its time is that of the lock: heldSince
+		f.Close()
+		return nil, err
+	}
 	return func() { f.Close() }, nil
+}
+
+// heldSince is when a lock was last taken; zero: never.
+func heldSince(path string) (at time.Time) {
+	if info, err := os.Stat(path); err == nil {
+		at = info.ModTime()
+	}
+	return at
 }
 
 const (

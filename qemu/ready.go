@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -113,7 +114,13 @@ func (c *Cluster) milestones(api *KubeAPI) ([]milestone, error) {
 	}
 	all := []milestone{
 		{MilestoneAPI, api.answers},
-		{ready, func(ctx context.Context) error { return api.nodesReady(ctx, len(c.atOnce()), network) }},
+		{ready, func(ctx context.Context) error {
+			var since time.Time
+			if c.Provisioner == Container { // machines have clocks of their own
+				since = heldSince(c.dir.lock())
+			}
+			return api.nodesReady(ctx, len(c.atOnce()), network, since)
+		}},
 	}
 	if network && !first.Cluster.CoreDNS.Disabled {
 		all = append(all, milestone{MilestoneDNS, api.dnsReady})
@@ -254,7 +261,10 @@ func (a *KubeAPI) answers(ctx context.Context) error {
 }
 
 // condition is a condition of a node or a deployment, as in the Kubernetes API.
-type condition struct{ Type, Status, Message string }
+type condition struct {
+	Type, Status, Message string
+	LastHeartbeatTime     time.Time
+}
 
 // holds returns nil if the condition is true, and otherwise an error with the reason.
 func holds(conditions []condition, want string) error {
@@ -270,8 +280,9 @@ func holds(conditions []condition, want string) error {
 	return fmt.Errorf("not %s", want)
 }
 
-// nodesReady returns nil if as many nodes are Ready, or lack only the network of a cluster without one.
-func (a *KubeAPI) nodesReady(ctx context.Context, count int, network bool) error {
+// nodesReady returns nil if as many nodes are Ready, or lack only the network of a cluster without one. What their
+// kubelets said before this run of the cluster doesn't count.
+func (a *KubeAPI) nodesReady(ctx context.Context, count int, network bool, since time.Time) error {
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name string }
@@ -287,6 +298,11 @@ func (a *KubeAPI) nodesReady(ctx context.Context, count int, network bool) error
 	var unready []error
 	for _, n := range list.Items {
 		err := holds(n.Status.Conditions, "Ready")
+		if slices.ContainsFunc(n.Status.Conditions, func(c condition) bool {
+			return c.Type == "Ready" && c.LastHeartbeatTime.Before(since.Truncate(time.Second))
+		}) {
+			err = errors.New("not Ready: its kubelet hasn't reported since the cluster was started")
+		}
 		if err != nil && (network || !strings.Contains(err.Error(), "NetworkPluginNotReady")) {
 			unready = append(unready, fmt.Errorf("node %s is %w", n.Metadata.Name, err))
 		}

@@ -63,9 +63,10 @@ func configured(t *testing.T, d clusterDir, plan Plan, patch string) {
 // A cluster without a pod network reaches what it can reach: its nodes wait for one, and for nothing else.
 func TestMilestonesWithoutANetwork(t *testing.T) {
 	t.Setenv("GARBOARD_HOME", t.TempDir())
+	heartbeat := time.Now().Format(time.RFC3339)
 	message := "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:no network"
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, `{"items": [{"metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": %q}]}}]}`, message)
+		fmt.Fprintf(w, `{"items": [{"metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "False", "message": %q, "lastHeartbeatTime": %q}]}}]}`, message, heartbeat)
 	}))
 	defer server.Close()
 	api := &KubeAPI{server: server.URL, client: server.Client()}
@@ -83,8 +84,12 @@ func TestMilestonesWithoutANetwork(t *testing.T) {
 		}
 	}
 	message = "PLEG is not healthy"
-	if err := api.nodesReady(t.Context(), 1, false); err == nil || !strings.Contains(err.Error(), message) {
+	if err := api.nodesReady(t.Context(), 1, false, time.Time{}); err == nil || !strings.Contains(err.Error(), message) {
 		t.Errorf("a node that isn't Ready for another reason: %v", err)
+	}
+	heartbeat = time.Now().Add(-time.Hour).Format(time.RFC3339)
+	if err := api.nodesReady(t.Context(), 1, false, time.Now().Add(-time.Minute)); err == nil || !strings.Contains(err.Error(), "since the cluster was started") {
+		t.Errorf("a node that was Ready before: %v", err)
 	}
 }
 

@@ -153,16 +153,10 @@ func checkEnv(c *Config, r *report) {
 }
 
 func checkEncryption(c *Config, r *report) {
-	for _, p := range []struct {
-		name string
-		enc  *Encryption
-	}{{"state", c.Machine.SystemDiskEncryption.State}, {"ephemeral", c.Machine.SystemDiskEncryption.Ephemeral}} {
-		if p.enc == nil {
-			continue
-		}
-		for i, key := range p.enc.Keys {
+	for _, e := range c.Encrypted() {
+		for i, key := range e.Keys {
 			if (key.NodeID == nil) == (key.Static == nil) {
-				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i), "needs exactly one of nodeID and static")
+				r.bad(e.where.with("keys", i), "needs exactly one of nodeID and static")
 			}
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // warn: a node starts with such a configuration.
 var warningChecks = []check{
 	{"private keys on a worker", warnWorkerKeys},
-	{"static key for STATE", warnStaticState},
+	{"passphrases that the disk has", warnStatic},
 	{"DNS address outside of the service subnets", warnClusterDNS},
 	{"extra certificate names on a worker", warnWorkerNames},
 	{"shared address outside of the subnet", warnVIP},
@@ -55,13 +55,19 @@ func warnWorkerNames(c *Config, r *report) {
 	}
 }
 
-func warnStaticState(c *Config, r *report) {
-	if c.Machine.SystemDiskEncryption.State == nil {
-		return
-	}
-	for i, key := range c.Machine.SystemDiskEncryption.State.Keys {
-		if key.Static != nil {
-			r.warn(at("machine", "systemDiskEncryption", "state", "keys", i, "static"), "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only")
+// warnStatic: a passphrase is no secret where the disk has it, too.
+func warnStatic(c *Config, r *report) {
+	for _, e := range c.Encrypted() {
+		why := "the passphrase is on STATE, which isn't encrypted: whoever has the system's disk has it; encrypt STATE as well"
+		if e.Label == "STATE" {
+			why = "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for other partitions only"
+		} else if c.Machine.SystemDiskEncryption.State != nil {
+			continue
+		}
+		for i, key := range e.Keys {
+			if key.Static != nil {
+				r.warn(e.where.with("keys", i, "static"), "%s", why)
+			}
 		}
 	}
 }
@@ -165,7 +171,7 @@ func warnNoEffect(c *Config, r *report) {
 
 // warnContainer is for nodes in containers, which have no disks.
 func warnContainer(c *Config, r *report) {
-	if c.Machine.SystemDiskEncryption != (SystemDiskEncryption{}) {
-		r.warn(at("machine", "systemDiskEncryption"), "has no effect in a container: the node's data is in directories of the host, which it doesn't encrypt")
+	for _, e := range c.Encrypted() {
+		r.warn(e.where, "has no effect in a container: the node's data is in directories of the host, which it doesn't encrypt")
 	}
 }

@@ -30,13 +30,19 @@ type keptKey struct {
 // configuration is known.
 func (d *Disks) encryption(label string) *luks.Layer {
 	l := &luks.Layer{
-		Label: label, Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
+		Label: label, Field: "machine.systemDiskEncryption", Wipe: "gbctl reset --system-labels-to-wipe " + label + " --reboot",
+		Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
 		Keys: func() ([]luks.Key, error) {
 			cfg, err := machine.Config(d.o.Store)
 			if err != nil {
 				return nil, resource.IgnoreNotFound(err)
 			}
-			return keysOf(cfg, label, d.o.uuidFile), nil
+			for _, e := range cfg.Encrypted() {
+				if e.Label == label {
+					return Keys(e.Keys, label, d.o.uuidFile), nil
+				}
+			}
+			return nil, nil
 		},
 		Kept: func() ([]luks.Key, error) { return nil, nil },
 		Keep: func() error { return nil },
@@ -53,15 +59,9 @@ func (d *Disks) encryption(label string) *luks.Layer {
 	return l
 }
 
-// keysOf are the keys that a configuration has for a volume.
-func keysOf(cfg *config.Config, label, uuidFile string) (keys []luks.Key) {
-	e := map[string]*config.Encryption{
-		boot.LabelState: cfg.Machine.SystemDiskEncryption.State, boot.LabelEphemeral: cfg.Machine.SystemDiskEncryption.Ephemeral,
-	}[label]
-	if e == nil {
-		return nil
-	}
-	for _, k := range e.Keys {
+// Keys are those of the configuration for the volume with a label.
+func Keys(configured []config.EncryptionKey, label, uuidFile string) (keys []luks.Key) {
+	for _, k := range configured {
 		passphrase := ""
 		if k.Static != nil {
 			passphrase = string(k.Static.Passphrase)
@@ -84,14 +84,13 @@ func keyOf(slot int, static, label, uuidFile string) luks.Key {
 func Unable(cfg *config.Config) string { return unable(cfg, luks.ProductUUID) }
 
 func unable(cfg *config.Config, uuidFile string) string {
-	var all []luks.Key
-	for _, v := range boot.Volumes {
-		all = append(all, keysOf(cfg, v.Label, uuidFile)...)
+	var all []string
+	for _, e := range cfg.Encrypted() {
+		if err := luks.Missing(Keys(e.Keys, e.Label, uuidFile)); err != nil {
+			all = append(all, fmt.Sprintf("encryption of %s: %s", e.Label, strings.ReplaceAll(err.Error(), "\n", "; ")))
+		}
 	}
-	if err := luks.Missing(all); err != nil {
-		return "machine.systemDiskEncryption: " + strings.ReplaceAll(err.Error(), "\n", "; ")
-	}
-	return ""
+	return strings.Join(all, "; ")
 }
 
 // haveKeys is an error if volumes can't be encrypted that are to be.

@@ -73,7 +73,7 @@ func withData(t *testing.T, state string, disks ...*loopdisk.Disk) *node {
 		},
 	}
 	system := &disk.Disk{Identity: disk.Identity{Path: "/dev/system"}}
-	m.volumes = &Volumes{Keeper: keeper, System: noSystem, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
+	m.volumes = &Volumes{Keeper: keeper, System: noSystem, uuidFile: filepath.Join(m.dir, "uuid"), derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
 	t.Cleanup(m.off)
 	return m
 }

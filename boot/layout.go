@@ -168,6 +168,17 @@ var WipeLabels = func() (labels []string) {
 	return labels
 }()
 
+// What a reset may be asked to do for the data that it wipes. The key slots of what is encrypted are destroyed first in
+// each of them.
+const (
+	WipeKeys      = "keys"      // no more than that; what isn't encrypted is wiped as without a mode
+	WipeDiscard   = "discard"   // the disk forgets the data, too, as SSDs can
+	WipeOverwrite = "overwrite" // zeros are written over all of it
+)
+
+// WipeModes are those that a reset accepts.
+var WipeModes = []string{WipeKeys, WipeDiscard, WipeOverwrite}
+
 // Wiped are the volumes that a reset with these labels wipes.
 func Wiped(labels []string) (volumes []Volume) {
 	for _, v := range Volumes {

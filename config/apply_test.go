@@ -177,6 +177,10 @@ func TestDiff(t *testing.T) {
 		{control, "machine", "systemDiskEncryption: {state: {keys: [{slot: 0, nodeID: {}}]}, ephemeral: {keys: [{slot: 1, static: {passphrase: a}}]}}", "systemDiskEncryption: {state: {keys: [{slot: 0, nodeID: {}}]}, ephemeral: {keys: [{slot: 1, static: {passphrase: b}}]}}",
 			"machine.systemDiskEncryption.ephemeral.keys[1].static.passphrase: (secret) → (secret) (reboot: no key of a partition stays, so the node can't open it unless a reset wipes it: add the new key first, and remove the old one with a further change)"},
 		{control, "machine", "systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}, {slot: 1, nodeID: {}}]}}", "systemDiskEncryption: {ephemeral: {keys: [{slot: 1, nodeID: {}}, {slot: 0, nodeID: {}}]}}", ""},
+		{control, "machine", dataDisk("{slot: 0, nodeID: {}}, {slot: 1, static: {passphrase: a}}"), dataDisk("{slot: 0, nodeID: {}}"),
+			`machine.disks[data].partitions["/var/mnt/data"].encryption.keys[1].static.passphrase: removed (secret) (live: used at the next boot; a partition with content is neither encrypted nor decrypted until its disk is wiped)`},
+		{control, "machine", dataDisk("{slot: 1, static: {passphrase: a}}"), dataDisk("{slot: 1, static: {passphrase: b}}"),
+			`machine.disks[data].partitions["/var/mnt/data"].encryption.keys[1].static.passphrase: (secret) → (secret) (live: no key of a partition stays, so the node can't open it unless a reset wipes it: add the new key first, and remove the old one with a further change)`},
 		{control, "cluster", "scheduler: {extraArgs: {v: 2}}", "scheduler: {extraArgs: {v: ''}}", "cluster.scheduler.extraArgs.v: 2 →  (live: its static pod is replaced)"},
 		{control, "cluster", "allowSchedulingOnControlPlanes: false", "allowSchedulingOnControlPlanes: true", "cluster.allowSchedulingOnControlPlanes: added true (live)"},
 		{control, "cluster", "proxy: {mode: nftables}", "proxy: {mode: ipvs}", "cluster.proxy.mode: nftables → ipvs (live: created in the cluster if missing, never changed there)"},
@@ -329,4 +333,9 @@ func TestDiffShowsNoSecret(t *testing.T) {
 			}
 		}
 	}
+}
+
+// dataDisk is a machine with a disk whose partition has these keys.
+func dataDisk(keys string) string {
+	return "disks: [{name: data, device: /dev/sdb, partitions: [{mountpoint: /var/mnt/data, encryption: {keys: [" + keys + "]}}]}]"
 }

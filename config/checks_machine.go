@@ -153,8 +153,8 @@ func checkEnv(c *Config, r *report) {
 }
 
 func checkEncryption(c *Config, r *report) {
-	for _, p := range c.Machine.SystemDiskEncryption.parts() {
-		for i, key := range p.keys {
+	for _, e := range c.Encrypted() {
+		for i, key := range e.Keys {
 			kinds := 0
 			for _, is := range []bool{key.NodeID != nil, key.Static != nil, key.KMS != nil} {
 				if is {
@@ -162,10 +162,10 @@ func checkEncryption(c *Config, r *report) {
 				}
 			}
 			if kinds != 1 {
-				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i), "needs exactly one of nodeID, static and kms")
+				r.bad(e.where.with("keys", i), "needs exactly one of nodeID, static and kms")
 			}
 			if key.KMS != nil && key.KMS.Endpoint.Host != "" && key.KMS.Endpoint.String() != "https://"+key.KMS.Endpoint.Host {
-				r.bad(at("machine", "systemDiskEncryption", p.name, "keys", i, "kms", "endpoint"), "must be https://HOST:PORT, and nothing more")
+				r.bad(e.where.with("keys", i, "kms", "endpoint"), "must be https://HOST:PORT, and nothing more")
 			}
 		}
 	}

@@ -1,29 +1,15 @@
 package config
 
-import "slices"
+import (
+	"path"
+	"slices"
+)
 
 // SystemDiskEncryption encrypts partitions of the system's disk with LUKS2 when they are made. One with content stays
 // as it is until a reset wipes it. No effect in containers.
 type SystemDiskEncryption struct {
 	State     *Encryption `yaml:"state"`     // the configuration, keys and journals
 	Ephemeral *Encryption `yaml:"ephemeral"` // all other data: images, pods, etcd, logs
-}
-
-// part is a partition with its keys.
-type part struct {
-	name string
-	keys []EncryptionKey
-}
-
-// parts are those that are encrypted.
-func (e *SystemDiskEncryption) parts() (all []part) {
-	if e.State != nil {
-		all = append(all, part{"state", e.State.Keys})
-	}
-	if e.Ephemeral != nil {
-		all = append(all, part{"ephemeral", e.Ephemeral.Keys})
-	}
-	return all
 }
 
 // Encryption has the keys of one partition.
@@ -35,7 +21,7 @@ type Encryption struct {
 // the list at each boot; at least one key has to stay.
 type EncryptionKey struct {
 	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID, if it is random, and of the label
-	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, where it isn't encrypted
+	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, and others on STATE
 	KMS    *EncryptionKMS    `yaml:"kms"`    // a random key, which a server seals for this machine
 	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
@@ -54,14 +40,37 @@ type EncryptionStatic struct {
 	Passphrase Secret `yaml:"passphrase"` // required, at most 512 characters
 }
 
+// Encrypted is a partition that is to be encrypted.
+type Encrypted struct {
+	Label string
+	Keys  []EncryptionKey
+	where place
+}
+
+// Encrypted are those of the system's disk and of machine.disks.
+func (c *Config) Encrypted() (all []Encrypted) {
+	add := func(label string, e *Encryption, where place) {
+		if e != nil {
+			all = append(all, Encrypted{label, e.Keys, where})
+		}
+	}
+	system := at("machine", "systemDiskEncryption")
+	add("STATE", c.Machine.SystemDiskEncryption.State, system.with("state"))
+	add("EPHEMERAL", c.Machine.SystemDiskEncryption.Ephemeral, system.with("ephemeral"))
+	for i, d := range c.Machine.Disks {
+		for n, p := range d.Partitions {
+			add(path.Base(p.Mountpoint), p.Encryption, at("machine", "disks", i, "partitions", n, "encryption"))
+		}
+	}
+	return all
+}
+
 // unlocking: the keys of a partition are changed with one that opens it.
 func unlocking(row *applyRow, _ place, _ Change, from, to *Config) (Effect, string) {
-	was, is := from.Machine.SystemDiskEncryption, to.Machine.SystemDiskEncryption
-	for _, p := range [][2]*Encryption{{was.State, is.State}, {was.Ephemeral, is.Ephemeral}} {
-		if p[0] == nil || p[1] == nil {
-			continue
-		}
-		if !slices.ContainsFunc(p[0].Keys, func(k EncryptionKey) bool { return slices.ContainsFunc(p[1].Keys, k.same) }) {
+	is := to.Encrypted()
+	for _, was := range from.Encrypted() {
+		i := slices.IndexFunc(is, func(e Encrypted) bool { return e.Label == was.Label })
+		if i >= 0 && !slices.ContainsFunc(was.Keys, func(k EncryptionKey) bool { return slices.ContainsFunc(is[i].Keys, k.same) }) {
 			return row.Effect, "no key of a partition stays, so the node can't open it unless a reset wipes it: add the new key first, and remove the old one with a further change"
 		}
 	}

@@ -50,11 +50,12 @@ var guideExamples = []struct {
 	{file: "13-rotation-add.yaml", typ: Worker,
 		refusal: "machine.ephemeral: unknown key; did you mean machine.systemDiskEncryption.ephemeral",
 		fix:     encrypted,
-		after:   "machine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot\nmachine.systemDiskEncryption.ephemeral.keys[1].keySlot: is deprecated; use slot"},
+		after: "machine.systemDiskEncryption.ephemeral.keys[0].static: " + onPlainState + "\nmachine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot\n" +
+			"machine.systemDiskEncryption.ephemeral.keys[1].static: " + onPlainState + "\nmachine.systemDiskEncryption.ephemeral.keys[1].keySlot: is deprecated; use slot"},
 	{file: "13-rotation-remove.yaml", typ: Worker,
 		refusal: "machine.ephemeral: unknown key; did you mean machine.systemDiskEncryption.ephemeral",
 		fix:     encrypted,
-		after:   "machine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot"},
+		after:   "machine.systemDiskEncryption.ephemeral.keys[0].static: " + onPlainState + "\nmachine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot"},
 	{file: "21-shared-address.yaml", typ: ControlPlane},
 	{file: "21-shared-address.yaml", typ: Worker, // S-120
 		refusal: "machine.network.interfaces[0].vip: is for control planes; this is a worker",
@@ -62,6 +63,9 @@ var guideExamples = []struct {
 			return strings.Replace(doc, "      vip:\n        ip: 192.168.0.15\n", "", 1)
 		}},
 }
+
+// onPlainState is the warning of a passphrase on a STATE without encryption.
+const onPlainState = "the passphrase is on STATE, which isn't encrypted: whoever has the system's disk has it; encrypt STATE as well"
 
 // encrypted moves the lines under machine to machine.systemDiskEncryption.
 func encrypted(doc string) string {

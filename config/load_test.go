@@ -302,7 +302,7 @@ disks:
       type: ssd
     wipe: true
     partitions:
-      - {mountpoint: /var/mnt/data, size: 100GB, filesystem: ext4}
+      - {mountpoint: /var/mnt/data, size: 100GB, filesystem: ext4, encryption: {keys: [{nodeID: {}, slot: 0}, {static: {passphrase: other}, slot: 1}, {kms: {endpoint: "https://kms:8443", ca: CRT}, slot: 2}]}}
       - {mountpoint: /var/mnt/rest}
 kubelet:
   image: ghcr.io/garboard-os/kubelet:v1.35.4

@@ -47,7 +47,7 @@ func TestQ01KeySlot(t *testing.T) {
 		return with(base, "machine", fmt.Sprintf("systemDiskEncryption:\n  ephemeral:\n    keys:\n      - {static: {passphrase: x}, %s}\n", fields))
 	}
 	c, warnings := accepted(t, key("keySlot: 3"))
-	want(t, "machine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot", warnings)
+	want(t, "machine.systemDiskEncryption.ephemeral.keys[0].static: "+onPlainState+"\nmachine.systemDiskEncryption.ephemeral.keys[0].keySlot: is deprecated; use slot", warnings)
 	if slot := c.Machine.SystemDiskEncryption.Ephemeral.Keys[0].Slot; slot == nil || *slot != 3 {
 		t.Errorf("slot %v", slot)
 	}
@@ -164,12 +164,37 @@ func TestS068EncryptionOnMachines(t *testing.T) {
 			t.Errorf("%s on a machine: %s", partition, warnings)
 		}
 		_, warnings, err := LoadForContainer("test.yaml", []byte(doc))
-		if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].String(), "machine.systemDiskEncryption: has no effect in a container") {
+		if err != nil || len(warnings) != 1 || !strings.Contains(warnings[0].String(), "machine.systemDiskEncryption."+partition+": has no effect in a container") {
 			t.Errorf("%s in a container: %v, warnings %v", partition, err, warnings)
 		}
 	}
 	if _, warnings, err := LoadForContainer("test.yaml", []byte(document(t, Worker))); err != nil || len(warnings) > 0 {
 		t.Errorf("%v, %v", err, warnings)
+	}
+}
+
+// S-160: partitions of machine.disks have keys as the system's.
+func TestEncryptionOfDataDisks(t *testing.T) {
+	disks := func(key string) string {
+		return with(document(t, Worker), "machine", "disks:\n  - name: data\n    device: /dev/sdb\n    partitions:\n      - {mountpoint: /var/mnt/data, encryption: {keys: ["+key+"]}}\n")
+	}
+	const field = "machine.disks[0].partitions[0].encryption"
+	c, warnings := accepted(t, disks("{slot: 1, static: {passphrase: x}}"))
+	want(t, field+".keys[0].static: "+onPlainState, warnings)
+	if all := c.Encrypted(); len(all) != 1 || all[0].Label != "data" || *all[0].Keys[0].Slot != 1 {
+		t.Errorf("%+v", all)
+	}
+	_, all, err := LoadForContainer("test.yaml", []byte(disks("{slot: 1, nodeID: {}}")))
+	if err != nil || len(all) != 1 || !strings.Contains(all[0].String(), field+": has no effect in a container") {
+		t.Errorf("%v, %v", all, err)
+	}
+	for key, why := range map[string]string{
+		"": field + ".keys: is missing: an encrypted partition needs at least one", "{slot: 1}": field + ".keys[0]: needs exactly one of nodeID, static and kms",
+		"{slot: 32, nodeID: {}}": field + ".keys[0].slot: 32 is out of range (0 to 31)",
+	} {
+		if _, _, problems := load(t, disks(key)); !strings.Contains(strings.Join(problems, "\n"), why) {
+			t.Errorf("%q: %q", key, problems)
+		}
 	}
 }
 
@@ -228,10 +253,10 @@ func TestS282FormatOfASelfHostedControlPlane(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	_, warnings := accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {state: {keys: [{static: {passphrase: x}, slot: 0}]}}"))
-	want(t, "machine.systemDiskEncryption.state.keys[0].static: the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only", warnings)
+	want(t, "machine.systemDiskEncryption.state.keys[0].static: the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for other partitions only", warnings)
 	kms := "kms: {endpoint: https://kms, ca: " + crt + "}"
 	_, warnings = accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {ephemeral: {keys: [{"+kms+", slot: 0}, {nodeID: {}, slot: 1}]}}"))
-	want(t, "machine.systemDiskEncryption.ephemeral.keys[1].nodeID: opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for the ephemeral partition", warnings)
+	want(t, "machine.systemDiskEncryption.ephemeral.keys[1].nodeID: opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for other partitions than STATE", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "    cni:\n", "    policies: true\n    cni:\n      name: none\n", 1))

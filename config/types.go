@@ -353,6 +353,9 @@ type DataPartition struct {
 	// and grows with it.
 	Size       ByteSize   `yaml:"size"`
 	FileSystem FileSystem `yaml:"filesystem"` // default xfs; one that exists stays
+	// Encryption encrypts the partition with LUKS2 when it is made. One with content stays as it is until its disk is
+	// wiped. No effect in containers.
+	Encryption *Encryption `yaml:"encryption"`
 }
 
 // Kubelet has the settings of the kubelet.

@@ -56,15 +56,19 @@ func warnWorkerNames(c *Config, r *report) {
 }
 
 func warnKeys(c *Config, r *report) {
-	for _, p := range c.Machine.SystemDiskEncryption.parts() {
-		ofServer := slices.ContainsFunc(p.keys, func(k EncryptionKey) bool { return k.KMS != nil })
-		for i, key := range p.keys {
-			where := at("machine", "systemDiskEncryption", p.name, "keys", i)
+	for _, e := range c.Encrypted() {
+		passphrase := "the passphrase is on STATE, which isn't encrypted: whoever has the system's disk has it; encrypt STATE as well"
+		if e.Label == "STATE" {
+			passphrase = "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for other partitions only"
+		}
+		known := e.Label == "STATE" || c.Machine.SystemDiskEncryption.State == nil
+		ofServer := slices.ContainsFunc(e.Keys, func(k EncryptionKey) bool { return k.KMS != nil })
+		for i, key := range e.Keys {
 			switch {
-			case p.name == "state" && key.Static != nil:
-				r.warn(where.with("static"), "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for the ephemeral partition only")
+			case known && key.Static != nil:
+				r.warn(e.where.with("keys", i, "static"), "%s", passphrase)
 			case ofServer && key.NodeID != nil:
-				r.warn(where.with("nodeID"), "opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for the ephemeral partition")
+				r.warn(e.where.with("keys", i, "nodeID"), "opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for other partitions than STATE")
 			}
 		}
 	}
@@ -169,7 +173,7 @@ func warnNoEffect(c *Config, r *report) {
 
 // warnContainer is for nodes in containers, which have no disks.
 func warnContainer(c *Config, r *report) {
-	if c.Machine.SystemDiskEncryption != (SystemDiskEncryption{}) {
-		r.warn(at("machine", "systemDiskEncryption"), "has no effect in a container: the node's data is in directories of the host, which it doesn't encrypt")
+	for _, e := range c.Encrypted() {
+		r.warn(e.where, "has no effect in a container: the node's data is in directories of the host, which it doesn't encrypt")
 	}
 }

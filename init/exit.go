@@ -117,7 +117,7 @@ func (p *pid1) orderlyPhases(r request, stop context.CancelFunc, ended <-chan er
 	if p.mode == boot.Machine {
 		at++
 	}
-	return slices.Insert(phases, at, phase{erasePhase, eraseBudget, func(ctx context.Context) error {
+	return slices.Insert(phases, at, phase{erasePhase, eraseBudget + (*n).EraseTime(), func(ctx context.Context) error {
 		p.logs.Release()
 		return (*n).Erase(ctx)
 	}})

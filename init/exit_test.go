@@ -108,6 +108,7 @@ type resetNode struct {
 }
 
 func (n resetNode) Marked() bool              { return n.marked }
+func (resetNode) EraseTime() time.Duration    { return time.Hour }
 func (resetNode) Erase(context.Context) error { return errBroken }
 
 // A user must see on the console that a reset node isn't wiped yet.

@@ -98,6 +98,7 @@ func (n testNode) End(context.Context, boot.Power, string) error {
 }
 
 func (n testNode) Marked() bool                { return false }
+func (n testNode) EraseTime() time.Duration    { return 0 }
 func (n testNode) Erase(context.Context) error { return nil }
 
 // nodes are the nodes that the tests' PID 1s run.

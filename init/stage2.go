@@ -40,6 +40,8 @@ type node interface {
 	End(ctx context.Context, p boot.Power, why string) error
 	// Marked reports whether a reset has marked anything, which Erase then wipes.
 	Marked() bool
+	// EraseTime is how much longer Erase may take than usual.
+	EraseTime() time.Duration
 	Erase(ctx context.Context) error
 }
 

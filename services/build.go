@@ -179,7 +179,7 @@ func NewNode(o Options) (*Node, error) {
 	}
 	var err error
 	ends = lifecycle.Options{
-		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, UserDisks: d.UserDisks, MarkWipe: d.MarkWipe,
+		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, UserDisks: d.UserDisks, MarkWipe: d.MarkWipe, Wiping: d.Wiping,
 		Power: o.Power, Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Pull: func(ctx context.Context, image string) error {
 			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, false, func(_, _ int64) error { return nil })
@@ -264,7 +264,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, fmt.Errorf("service graph: %w", err)
 	}
 	controllers := slices.Concat(
-		[]resource.Controller{configuration.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder, System: d.Shown}).Controller(), kubelet.HealthController(since)},
+		[]resource.Controller{configuration.TypeController(), clock.StatusController(), firewall.Controller(), firewall.PolicyController(), udev.ModuleController(udev.Options{Mode: o.Mode}), (&volumes.Volumes{Mode: o.Mode, Keeper: d.Keeper, Media: d.Finder, System: d.Shown, KeysOf: d.KeysOf}).Controller(), kubelet.HealthController(since)},
 		sysctl.Controllers(o.Mode),
 		secrets.Controllers(secrets.Options{}),
 		controlplane.Controllers(controlplane.Options{

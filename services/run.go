@@ -85,5 +85,8 @@ func (n *Node) End(ctx context.Context, p boot.Power, why string) error {
 // Marked tells whether a reset has marked anything that Erase wipes once all has stopped.
 func (n *Node) Marked() bool { return n.disks.Marked() }
 
+// EraseTime is how much longer Erase may take than usual.
+func (n *Node) EraseTime() time.Duration { return n.disks.EraseTime() }
+
 // Erase is that of the disks.
 func (n *Node) Erase(ctx context.Context) error { return n.disks.Erase(ctx) }

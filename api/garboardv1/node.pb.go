@@ -4763,8 +4763,12 @@ type ResetRequest struct {
 	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Additional disks to wipe, by device or by a link to one.
 	UserDisksToWipe []string `protobuf:"bytes,6,rep,name=user_disks_to_wipe,json=userDisksToWipe,proto3" json:"user_disks_to_wipe,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// keys: no more than the key slots of what is encrypted; discard: the disk forgets the data;
+	// overwrite: zeros over all of it. Empty: what the disk does in a short time. The key slots go
+	// first in each of them.
+	WipeMode      string `protobuf:"bytes,7,opt,name=wipe_mode,json=wipeMode,proto3" json:"wipe_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResetRequest) Reset() {
@@ -4837,6 +4841,13 @@ func (x *ResetRequest) GetUserDisksToWipe() []string {
 		return x.UserDisksToWipe
 	}
 	return nil
+}
+
+func (x *ResetRequest) GetWipeMode() string {
+	if x != nil {
+		return x.WipeMode
+	}
+	return ""
 }
 
 type ResetResponse struct {
@@ -5214,14 +5225,15 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x0eCapturedPacket\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
-	"\x04lost\x18\x03 \x01(\x04R\x04lost\"\xf5\x01\n" +
+	"\x04lost\x18\x03 \x01(\x04R\x04lost\"\x92\x02\n" +
 	"\fResetRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
 	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
 	"\x15system_labels_to_wipe\x18\x03 \x03(\tR\x12systemLabelsToWipe\x12>\n" +
 	"\rdrain_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
-	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\"E\n" +
+	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\x12\x1b\n" +
+	"\twipe_mode\x18\a \x01(\tR\bwipeMode\"E\n" +
 	"\rResetResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd8\x1d\n" +
 	"\vNodeService\x12b\n" +

@@ -31,6 +31,9 @@ func (a *app) resetCommand() *cobra.Command {
 				return usagef("--system-labels-to-wipe %s: must be %s", label, strings.Join(boot.WipeLabels, " or "))
 			}
 		}
+		if r.WipeMode != "" && !slices.Contains(boot.WipeModes, r.WipeMode) {
+			return usagef("--wipe-mode %s: must be %s", r.WipeMode, strings.Join(boot.WipeModes, ", "))
+		}
 		if slices.ContainsFunc(r.UserDisksToWipe, func(disk string) bool { return !path.IsAbs(disk) }) {
 			return usagef("--user-disks-to-wipe %s: must be paths of devices, such as /dev/sdb", strings.Join(r.UserDisksToWipe, ","))
 		}
@@ -56,10 +59,12 @@ func (a *app) resetCommand() *cobra.Command {
 	f.BoolVar(&r.Reboot, "reboot", false, "reboot the node after the reset instead of powering it off")
 	f.StringSliceVar(&r.SystemLabelsToWipe, "system-labels-to-wipe", nil, "wipe only this partition: "+strings.Join(boot.WipeLabels, " or ")+"; repeatable (default all)")
 	f.StringSliceVar(&r.UserDisksToWipe, "user-disks-to-wipe", nil, "also wipe this disk, such as /dev/sdb; repeatable")
+	f.StringVar(&r.WipeMode, "wipe-mode", "", "how: "+strings.Join(boot.WipeModes, ", ")+" (default: what the disk does in a short time)")
 	f.DurationVar(&timeout, "drain-timeout", drainTimeout, "how long the eviction of pods may take; pods that remain stop with the node")
 	f.BoolVar(&r.DryRun, "dry-run", false, "only show the steps")
 	a.stopFlags(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("system-labels-to-wipe", cobra.FixedCompletions(boot.WipeLabels, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("wipe-mode", cobra.FixedCompletions(boot.WipeModes, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

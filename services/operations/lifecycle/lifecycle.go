@@ -103,7 +103,9 @@ type Options struct {
 	// UserDisks are the disks of these names, if a reset may wipe them.
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 	// MarkWipe is that of the disks: the node wipes what is marked when it ends.
-	MarkWipe func(labels []string, users []disks.UserDisk) error
+	MarkWipe func(labels []string, users []disks.UserDisk, mode string) error
+	// Wiping is the error of a mode of wiping that isn't possible; remarks are what users may not expect of it.
+	Wiping func(mode string, labels []string, users []disks.UserDisk) (remarks []string, err error)
 	// Power ends the machine. It returns at once.
 	Power func(p boot.Power, why string)
 	// Systems are the slots; nil in a container. Unhealthy are the services that aren't healthy now.

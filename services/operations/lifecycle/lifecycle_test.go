@@ -141,11 +141,17 @@ func (r *rig) on() {
 			Stop:     func(_ context.Context, id string) error { return r.note("stop " + id) },
 			StopPods: func(context.Context) error { return r.note("stop pods") },
 			Pull:     func(_ context.Context, image string) error { return errors.Join(r.note("pull "+image), r.absent) },
-			MarkWipe: func(labels []string, users []disks.UserDisk) error {
+			MarkWipe: func(labels []string, users []disks.UserDisk, mode string) error {
 				for _, u := range users {
 					labels = append(slices.Clone(labels), u.Path)
 				}
-				return r.note("mark " + strings.Join(labels, " "))
+				return r.note("mark " + strings.TrimSpace(strings.Join(labels, " ")+" "+mode))
+			},
+			Wiping: func(mode string, _ []string, _ []disks.UserDisk) ([]string, error) {
+				if mode == boot.WipeDiscard {
+					return nil, errors.New("/dev/sda can't discard data")
+				}
+				return []string{"it takes hours"}, nil
 			},
 			UserDisks: func(names []string) (users []disks.UserDisk, err error) {
 				for _, name := range names {

@@ -31,6 +31,7 @@ type job struct {
 	labels       []string   // of the partitions that are wiped then, each once, STATE first
 	named        []string   // disks of the user that are wiped, too
 	disks        []disks.UserDisk
+	mode         string // one of boot.WipeModes, or ""
 	where        string // the system is written to; "": it isn't known yet
 
 	// What a look at the cluster has as its result. Before it, and after a restart, there are all steps.

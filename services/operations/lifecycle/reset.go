@@ -53,6 +53,9 @@ func (j *job) reset() error {
 			return fmt.Errorf("--system-labels-to-wipe %q: there are %s", l, strings.Join(boot.WipeLabels, " and "))
 		}
 	}
+	if j.mode = a.WipeMode; j.mode != "" && !slices.Contains(boot.WipeModes, j.mode) {
+		return fmt.Errorf("--wipe-mode %q: there are %s", j.mode, strings.Join(boot.WipeModes, ", "))
+	}
 	if !a.Reboot {
 		j.power = boot.PowerOff
 	}
@@ -64,16 +67,24 @@ func (j *job) reset() error {
 // restart.
 var erased = operation.Data[[]disks.UserDisk]{Key: "disks"}
 
-// lookAt finds the disks that are named.
+// lookAt finds the disks that are named, and sees whether all can be wiped as it is asked for.
 func (j *job) lookAt(p *operation.Plan) (err error) {
-	if len(j.named) == 0 {
-		return nil
+	if len(j.named) > 0 {
+		if j.disks, err = j.UserDisks(j.named); err != nil {
+			return fmt.Errorf("--user-disks-to-wipe: %w", err)
+		}
+		p.Warnings = append(p.Warnings, lists.Of(j.disks, func(u disks.UserDisk) string { return fmt.Sprintf("all that is on %s is lost", u) })...)
+		err = erased.In(p, j.disks)
 	}
-	if j.disks, err = j.UserDisks(j.named); err != nil {
-		return fmt.Errorf("--user-disks-to-wipe: %w", err)
+	if err != nil || j.mode == "" {
+		return err
 	}
-	p.Warnings = append(p.Warnings, lists.Of(j.disks, func(u disks.UserDisk) string { return fmt.Sprintf("all that is on %s is lost", u) })...)
-	return erased.In(p, j.disks)
+	remarks, err := j.Wiping(j.mode, j.labels, j.disks)
+	if err != nil {
+		return fmt.Errorf("--wipe-mode %s: %w", j.mode, err)
+	}
+	p.Warnings = append(p.Warnings, remarks...)
+	return nil
 }
 
 // resetSteps are those of a reset.
@@ -148,7 +159,11 @@ func (j job) wiped() string {
 			parts = append(parts, fmt.Sprintf("%s (%s)", v.Label, v.Holds))
 		}
 	}
-	return strings.Join(append(parts, lists.Of(j.disks, func(u disks.UserDisk) string { return u.Path })...), ", ")
+	text := strings.Join(append(parts, lists.Of(j.disks, func(u disks.UserDisk) string { return u.Path })...), ", ")
+	if j.mode != "" {
+		text += ", with --wipe-mode " + j.mode
+	}
+	return text
 }
 
 // wipe marks what boot.Volumes has for the labels, and disks of the user. The node erases it when it ends
@@ -170,7 +185,7 @@ func (j job) wipe(ctx context.Context, p *operation.Progress) error {
 			p.Report("a system that hasn't booted yet stays: %v", err)
 		}
 	}
-	err = j.MarkWipe(j.labels, users)
+	err = j.MarkWipe(j.labels, users, j.mode)
 	if err == nil && j.writes() {
 		err = marked.Put(p, true)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -101,6 +102,32 @@ func TestQ08UserDisks(t *testing.T) {
 		defer r.off()
 		o = r.run(Reset, args)
 		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL /dev/sdb /dev/sdc", "power off")...)
+	})
+}
+
+// A mode that isn't possible is refused before anything is done, and what it means is said.
+func TestWipeMode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.on()
+		defer func() { r.off() }()
+		for mode, why := range map[string]string{
+			"fast": `--wipe-mode "fast": there are keys, discard, overwrite`, boot.WipeDiscard: "reset: --wipe-mode discard: /dev/sda can't discard data",
+		} {
+			if _, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: &apiv1.ResetRequest{WipeMode: mode}}); err == nil || !strings.Contains(err.Error(), why) {
+				t.Errorf("%s: %v", mode, err)
+			}
+		}
+		args := &apiv1.ResetRequest{WipeMode: boot.WipeOverwrite}
+		plan, err := r.runner.Start(t.Context(), operation.Ask{Name: Reset, Arguments: args, DryRun: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if what := plan.Steps[len(plan.Steps)-2].What; !strings.HasSuffix(what, ", with --wipe-mode overwrite") || !slices.Contains(plan.Warnings, "it takes hours") {
+			t.Errorf("step %q, warnings %q", what, plan.Warnings)
+		}
+		o := r.run(Reset, args)
+		check(t, r, o, operation.Done, append(slices.Clone(leaveInOrder), "mark STATE EPHEMERAL overwrite", "power off")...)
 	})
 }
 

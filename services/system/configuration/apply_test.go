@@ -158,7 +158,7 @@ func TestS068EncryptionIsTaken(t *testing.T) {
 		}
 		var log bytes.Buffer
 		container := NewApplier(ApplierOptions{Mode: boot.Container, Store: resource.NewStore(), StateDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))})
-		if err := container.begin("seed", encrypted); err != nil || !strings.Contains(log.String(), "machine.systemDiskEncryption: has no effect in a container") {
+		if err := container.begin("seed", encrypted); err != nil || !strings.Contains(log.String(), "machine.systemDiskEncryption.state: has no effect in a container") {
 			t.Errorf("in a container: %v, log %s", err, log.String())
 		}
 	})

@@ -219,14 +219,24 @@ func (d Disk) shows(p *Partition) bool {
 	return err == nil
 }
 
+// Mapped begins the names of the devices that the node makes of encrypted ones.
+const Mapped = "garboard-"
+
 // InUse is what keeps the disk or one of its partitions busy; "" for nothing.
 // Mounts below the given directories are ignored: the caller unmounts them.
 func (d Disk) InUse(given ...string) (string, error) {
 	dir := filepath.Join("/sys/block", d.Name)
 	parts, _ := filepath.Glob(filepath.Join(dir, d.Name+"*")) // the pattern is right
-	for _, p := range append(parts, dir) {
-		if holders, err := os.ReadDir(filepath.Join(p, "holders")); err == nil && len(holders) > 0 {
-			return fmt.Sprintf("%s is part of %s", filepath.Base(p), holders[0].Name()), nil
+	all := append(parts, dir)
+	for i := 0; i < len(all); i++ {
+		p := all[i]
+		holders, _ := os.ReadDir(filepath.Join(p, "holders")) // a partition may be gone
+		for _, h := range holders {
+			above := filepath.Join("/sys/block", h.Name())
+			if !strings.HasPrefix(firstText(above, "dm/name"), Mapped) {
+				return fmt.Sprintf("%s is part of %s", filepath.Base(p), h.Name()), nil
+			}
+			all = append(all, above) // it ends with the mounts of what it has
 		}
 		number := firstText(p, "dev")
 		mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {

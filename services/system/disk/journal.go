@@ -25,6 +25,7 @@ const (
 	// journalFormat is incremented by a release whose journals this one can't read.
 	journalFormat = "1: "
 	journalDisks  = "disks "
+	journalMode   = "mode "
 	journalSize   = 512
 )
 
@@ -43,6 +44,8 @@ type Journal struct {
 	Label string // the partition that is being formatted, or those to be wiped
 	// Disks are the marks of other disks that are wiped first; nil for other steps.
 	Disks []string
+	// Mode is one of boot.WipeModes; "" for other steps.
+	Mode string
 }
 
 // Interrupted reports whether the file system of a partition was being made.
@@ -60,8 +63,12 @@ func readJournal(r io.ReaderAt) (Journal, error) {
 	line, rest, _ := strings.Cut(text, "\n")
 	step, label, _ := strings.Cut(line, " ")
 	j := Journal{Step: step, Label: label}
-	if line, _, _ := strings.Cut(rest, "\n"); strings.HasPrefix(line, journalDisks) {
-		j.Disks = strings.Fields(strings.TrimPrefix(line, journalDisks))
+	for line := range strings.Lines(rest) {
+		if marks, is := strings.CutPrefix(line, journalDisks); is {
+			j.Disks = strings.Fields(marks)
+		} else if mode, is := strings.CutPrefix(line, journalMode); is {
+			j.Mode = strings.TrimSpace(mode)
+		}
 	}
 	return j, nil
 }
@@ -73,6 +80,9 @@ func WriteJournal(f *os.File, j Journal) error {
 		text := journalMagic + journalFormat + strings.TrimSpace(j.Step+" "+j.Label) + "\n"
 		if len(j.Disks) > 0 {
 			text += journalDisks + strings.Join(j.Disks, " ") + "\n"
+		}
+		if j.Mode != "" { // after the disks, where earlier releases expect them
+			text += journalMode + j.Mode + "\n"
 		}
 		if copy(buf, text) < len(text) {
 			return fmt.Errorf("write journal on %s: %d bytes are more than a sector", f.Name(), len(text))

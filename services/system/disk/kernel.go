@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"time"
@@ -103,54 +102,8 @@ func Ioctl(file *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-const (
-	// zeroChunk is the size of a write, between checks of the remaining time.
-	zeroChunk = 64 << 20
-	// punchChunk is the same for a disk that zeroes by itself. It may take long,
-	// and a call can't be interrupted.
-	punchChunk = 1 << 30
-)
-
-// luksHeader has the header of LUKS2 with all its key slots, where cryptsetup(8) puts them by default.
-const luksHeader = 16 << 20
-
-// Shred destroys the key slots of an encrypted partition, and reads back that they are gone: nothing can be read of it
-// any more, however long it takes to erase the rest.
-func (p Partition) Shred(ctx context.Context, file *os.File) error {
-	c, err := identify(io.NewSectionReader(file, p.Start, p.Size), p.Size)
-	if err != nil || c.Kind != "LUKS" {
-		return err
-	}
-	n := min(luksHeader, p.Size)
-	head := min(Edge, n) // comes last: by it, an interrupted one is begun again
-	for _, part := range []Partition{{Start: p.Start + head, Size: n - head}, {Start: p.Start, Size: head}} {
-		if err := errors.Join(Zero(ctx, file, part.Start, part.Size), file.Sync()); err != nil {
-			return err
-		}
-	}
-	if err := unix.IoctlSetInt(int(file.Fd()), unix.BLKFLSBUF, 0); err != nil { // what is read comes from the disk
-		return os.NewSyscallError("forget what is cached of the disk", err)
-	}
-	if gone, err := blank(file, p.Start, int(n)); err != nil || !gone {
-		return errors.Join(errors.New("the key slots are still on the disk"), err)
-	}
-	return nil
-}
-
-// Erase zeroes a partition of a disk. If the disk can't zero by itself, Erase writes all of a
-// partition with a node's keys, but only the edges of any other, because that could take hours.
-func (p Partition) Erase(ctx context.Context, file *os.File, keys bool) error {
-	if helped, err := punch(ctx, file, p.Start, p.Size); helped || err != nil {
-		return err
-	}
-	if keys {
-		return Zero(ctx, file, p.Start, p.Size)
-	}
-	bounds := [2]uint64{uint64(p.Start), uint64(p.Size)}
-	// a disk may ignore it (linux/fs.h), or return any data there afterwards
-	_ = Ioctl(file, unix.BLKDISCARD, unsafe.Pointer(&bounds))
-	return p.EraseEdges(ctx, file)
-}
+// zeroChunk is the size of a write, between checks of the remaining time.
+const zeroChunk = 64 << 20
 
 // EraseEdges removes the metadata of a file system or a partition table.
 func (p Partition) EraseEdges(ctx context.Context, file *os.File) error {
@@ -159,18 +112,6 @@ func (p Partition) EraseEdges(ctx context.Context, file *os.File) error {
 		return err
 	}
 	return Zero(ctx, file, p.Start+p.Size-n, n)
-}
-
-// EraseAll is Erase for a whole disk.
-func (d Disk) EraseAll(ctx context.Context, file *os.File) error {
-	for _, p := range d.Partitions() { // otherwise a guess of the table would find their file systems
-		if err := p.EraseEdges(ctx, file); err != nil {
-			return err
-		}
-	}
-	err := errors.Join(Partition{Size: d.Size}.Erase(ctx, file, false), file.Sync())
-	_ = unix.IoctlSetInt(int(file.Fd()), unix.BLKRRPART, 0) // the old partitions that it may still show don't matter
-	return err
 }
 
 // Clear zeroes what other systems would recognise: the edges of the disk, and
@@ -188,21 +129,6 @@ func (d Disk) Clear(ctx context.Context, file *os.File) error {
 		return fmt.Errorf("erase %s: %w", d.Path, err)
 	}
 	return nil
-}
-
-// punch makes the disk zero by itself, after which it reads as zeros
-// (block/fops.c, blkdev_fallocate). It returns false if the disk can't.
-func punch(ctx context.Context, file *os.File, start, size int64) (helped bool, err error) {
-	for at := start; at < start+size; at += punchChunk {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
-		n := min(punchChunk, start+size-at)
-		if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, n); err != nil {
-			return false, nil
-		}
-	}
-	return true, nil
 }
 
 // Zero writes zeros, until its time is over.

@@ -36,9 +36,9 @@ var signatures = []signature{
 	{name: "vfat", at: 54, magic: "FAT16   ", label: 43, labelLen: 11},
 	{name: "vfat", at: 54, magic: "FAT12   ", label: 43, labelLen: 11},
 	{name: "iso9660", at: 32769, magic: "CD001", label: 32808, labelLen: 32},
-	{name: "LUKS", at: 0, magic: "LUKS\xba\xbe"},
-	{name: "LUKS", at: 16 << 10, magic: "SKUL\xba\xbe"}, // the second header, if the first one is damaged
-	{name: "LUKS", at: 32 << 10, magic: "SKUL\xba\xbe"},
+	{name: luks, at: 0, magic: "LUKS\xba\xbe"},
+	{name: luks, at: 16 << 10, magic: "SKUL\xba\xbe"}, // the second header, if the first one is damaged
+	{name: luks, at: 32 << 10, magic: "SKUL\xba\xbe"},
 	{name: "LVM2", at: 24, magic: "LVM2 001"}, // the label is in one of the first four sectors
 	{name: "LVM2", at: 512 + 24, magic: "LVM2 001"},
 	{name: "LVM2", at: 2*512 + 24, magic: "LVM2 001"},
@@ -98,6 +98,12 @@ func IsBlank(path string) (bool, error) {
 	}
 	defer f.Close()
 	return blank(f, 0, Edge)
+}
+
+// Sealed reports whether a device is encrypted.
+func Sealed(path string) (bool, error) {
+	c, err := Identify(path)
+	return c.Kind == luks, err
 }
 
 // identify looks for signatures on a device of the given size. A read beyond

@@ -33,13 +33,19 @@ type keptKey struct {
 // configuration is known.
 func (d *Disks) encryption(label string) *luks.Layer {
 	l := &luks.Layer{
-		Label: label, Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
+		Label: label, Field: "machine.systemDiskEncryption", Wipe: "gbctl reset --system-labels-to-wipe " + label + " --reboot",
+		Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
 		Keys: func() ([]luks.Key, error) {
 			cfg, err := configuration.Config(d.o.Store)
 			if err != nil {
 				return nil, resource.IgnoreNotFound(err)
 			}
-			return d.keysOf(cfg, label), nil
+			for _, e := range cfg.Encrypted() {
+				if e.Label == label {
+					return d.KeysOf(e.Keys, label), nil
+				}
+			}
+			return nil, nil
 		},
 		Kept:  func() ([]luks.Key, error) { return nil, nil },
 		Keep:  func() error { return nil },
@@ -57,15 +63,9 @@ func (d *Disks) encryption(label string) *luks.Layer {
 	return l
 }
 
-// keysOf are the keys that a configuration has for a volume.
-func (d *Disks) keysOf(cfg *config.Config, label string) (keys []luks.Key) {
-	e := map[string]*config.Encryption{
-		boot.LabelState: cfg.Machine.SystemDiskEncryption.State, boot.LabelEphemeral: cfg.Machine.SystemDiskEncryption.Ephemeral,
-	}[label]
-	if e == nil {
-		return nil
-	}
-	for _, k := range e.Keys {
+// KeysOf are the keys of the configuration for the volume with a label.
+func (d *Disks) KeysOf(configured []config.EncryptionKey, label string) (keys []luks.Key) {
+	for _, k := range configured {
 		kept := keptKey{Slot: *k.Slot}
 		if k.Static != nil {
 			kept.Static = string(k.Static.Passphrase)
@@ -94,14 +94,13 @@ func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 
 // Unable says which keys of a configuration this machine doesn't have; "": it has all of them.
 func (d *Disks) Unable(cfg *config.Config) string {
-	var all []luks.Key
-	for _, v := range boot.Volumes {
-		all = append(all, d.keysOf(cfg, v.Label)...)
+	var all []string
+	for _, e := range cfg.Encrypted() {
+		if err := luks.Missing(d.KeysOf(e.Keys, e.Label)); err != nil {
+			all = append(all, fmt.Sprintf("encryption of %s: %s", e.Label, strings.ReplaceAll(err.Error(), "\n", "; ")))
+		}
 	}
-	if err := luks.Missing(all); err != nil {
-		return "machine.systemDiskEncryption: " + strings.ReplaceAll(err.Error(), "\n", "; ")
-	}
-	return ""
+	return strings.Join(all, "; ")
 }
 
 // haveKeys is an error if volumes can't be encrypted that are to be.

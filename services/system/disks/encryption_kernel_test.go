@@ -127,7 +127,7 @@ func TestS171EncryptionComesAndGoesWithAReset(t *testing.T) {
 	keys := config.SystemDiskEncryption{State: sealed(nodeIDKey()), Ephemeral: sealed(staticKey())}
 	reset := func(m *machineUnderTest, label string) {
 		t.Helper()
-		if err := m.disks.MarkWipe([]string{label}, nil); err != nil {
+		if err := m.disks.MarkWipe([]string{label}, nil, ""); err != nil {
 			t.Fatal(err)
 		}
 		m.off()

@@ -20,7 +20,7 @@ func TestS168UnableToEncrypt(t *testing.T) {
 	cfg.Machine.SystemDiskEncryption.Ephemeral = &config.Encryption{Keys: []config.EncryptionKey{nodeID, static}}
 	for uuid, want := range map[string]string{
 		"9c3a7e21-5d48-4b0f-8f62-17e4d9c05ab3": "",
-		"ffffffff-ffff-ffff-ffff-ffffffffffff": "machine.systemDiskEncryption: the nodeID key of slot 0: the machine's UUID ffffffff-ffff-ffff-ffff-ffffffffffff isn't random: use a static key",
+		"ffffffff-ffff-ffff-ffff-ffffffffffff": "encryption of EPHEMERAL: the nodeID key of slot 0: the machine's UUID ffffffff-ffff-ffff-ffff-ffffffffffff isn't random: use a static key",
 	} {
 		file := filepath.Join(t.TempDir(), "uuid")
 		if err := os.WriteFile(file, []byte(uuid+"\n"), 0o600); err != nil {
@@ -30,7 +30,13 @@ func TestS168UnableToEncrypt(t *testing.T) {
 			t.Errorf("%s: %q, want %q", uuid, got, want)
 		}
 	}
-	if got := New(Options{Logs: logs.New(io.Discard), uuidFile: "/nowhere"}).Unable(&config.Config{}); got != "" {
+	data := config.DataPartition{Mountpoint: "/var/mnt/data", Encryption: &config.Encryption{Keys: []config.EncryptionKey{nodeID}}}
+	cfg = &config.Config{Machine: config.Machine{Disks: []config.DataDisk{{Partitions: []config.DataPartition{data}}}}}
+	d := New(Options{Logs: logs.New(io.Discard), uuidFile: "/nowhere"})
+	if got := d.Unable(cfg); !strings.HasPrefix(got, "encryption of data: the nodeID key of slot 0") {
+		t.Error(got)
+	}
+	if got := d.Unable(&config.Config{}); got != "" {
 		t.Error(got)
 	}
 }

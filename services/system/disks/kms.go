@@ -11,7 +11,6 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/api/kms"
-	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
@@ -101,7 +100,11 @@ func (d *Disks) early(ctx context.Context, kept []string) error {
 // keepNetwork writes the network of the configuration to META, if a server's key opens STATE.
 func (d *Disks) keepNetwork() error {
 	cfg, err := configuration.Config(d.o.Store)
-	if err != nil || !slices.ContainsFunc(d.keysOf(cfg, boot.LabelState), func(k luks.Key) bool { return k.Sealer != nil }) {
+	state := (*config.Encryption)(nil)
+	if err == nil {
+		state = cfg.Machine.SystemDiskEncryption.State
+	}
+	if state == nil || !slices.ContainsFunc(state.Keys, func(k config.EncryptionKey) bool { return k.KMS != nil }) {
 		return resource.IgnoreNotFound(err)
 	}
 	text, err := networkText(cfg.Machine.Network)

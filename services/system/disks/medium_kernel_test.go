@@ -204,7 +204,7 @@ func TestDiskFromAnImageHasAMedium(t *testing.T) {
 	if used := media(m); !slices.Equal(used, want) {
 		t.Errorf("media are %q, want %q", used, want)
 	}
-	if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
+	if err := m.disks.MarkWipe(boot.WipeLabels, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.off()

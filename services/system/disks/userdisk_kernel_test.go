@@ -72,7 +72,7 @@ func TestUserDisksAreWiped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := m.disks.MarkWipe([]string{boot.LabelState}, users); err != nil {
+			if err := m.disks.MarkWipe([]string{boot.LabelState}, users, ""); err != nil {
 				t.Fatal(err)
 			}
 			m.off()

@@ -132,7 +132,7 @@ func TestDiskOfANewerLayoutAfterItsReset(t *testing.T) {
 	l := installed(t)
 	m := bootMachine(t, l)
 	m.mustUp(config.Install{Disk: l.Path})
-	if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
+	if err := m.disks.MarkWipe(boot.WipeLabels, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.off()

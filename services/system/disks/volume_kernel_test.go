@@ -94,7 +94,7 @@ func TestLayer(t *testing.T) {
 	if got := m.read("state/mine") + ", " + m.read("var/mine"); got != "kept, kept too" {
 		t.Errorf("after the second boot: %q", got)
 	}
-	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil); err != nil {
+	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.off()

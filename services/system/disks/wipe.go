@@ -27,14 +27,16 @@ const wipeMark = "wipe"
 // reset is what was marked since this boot.
 type reset struct {
 	system disk.Disk
+	labels []string
 	users  []UserDisk
+	mode   string
 }
 
 // MarkWipe records that the volumes of these labels have to be wiped
 // (boot.Volumes is the table), and before them these disks of the user. From
 // then on they will be lost: Erase wipes them, or else the next boot does,
-// before it reads any of them.
-func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
+// before it reads any of them. mode is one of boot.WipeModes, or "".
+func (d *Disks) MarkWipe(labels []string, users []UserDisk, mode string) error {
 	if len(labels) == 0 || slices.ContainsFunc(labels, func(l string) bool { return !slices.Contains(boot.WipeLabels, l) }) {
 		return fmt.Errorf("wipe %q: there are %s", labels, strings.Join(boot.WipeLabels, " and "))
 	}
@@ -53,12 +55,12 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk) error {
 		return errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
 	}
 	err := system.Change(func(file *os.File) error {
-		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(labels, " "), Disks: marks(users)})
+		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(labels, " "), Disks: marks(users), Mode: mode})
 	})
 	if err != nil {
 		return err
 	}
-	d.reset.Store(&reset{*system, users})
+	d.reset.Store(&reset{*system, labels, users, mode})
 	return nil
 }
 
@@ -76,7 +78,7 @@ func (d *Disks) Erase(ctx context.Context) error {
 	if d.o.Mode == boot.Container {
 		return d.wipeDirectories()
 	}
-	if err := d.wipeUserDisks(ctx, r.users); err != nil {
+	if err := d.wipeUserDisks(ctx, r.users, r.mode); err != nil {
 		return err // the next boot tries it again
 	}
 	f, err := r.system.Inspect()
@@ -91,12 +93,12 @@ func (d *Disks) Erase(ctx context.Context) error {
 //
 // boot.Volumes has the volumes of each label. The key slots of encrypted ones go first. Volumes that may contain a
 // node's keys are zeroed. Others are zeroed if the disk can do that by itself; otherwise they are discarded, and the
-// metadata of their file systems is zeroed.
+// metadata of their file systems is zeroed. A mode of boot.WipeModes may ask for less or more.
 func (d *Disks) wipeMarked(ctx context.Context, f disk.Disk) (disk.Disk, error) {
 	if f.Verdict != disk.Ours || f.Pending.Step != disk.StepWipe {
 		return f, nil
 	}
-	if err := d.wipeMarkedUserDisks(ctx, f.Pending.Disks); err != nil {
+	if err := d.wipeMarkedUserDisks(ctx, f.Pending.Disks, f.Pending.Mode); err != nil {
 		return f, err
 	}
 	labels := strings.Fields(f.Pending.Label)
@@ -114,10 +116,11 @@ func (d *Disks) wipe(ctx context.Context, file *os.File, f disk.Disk, labels []s
 		// Without STATE the disk isn't used until it is made again.
 		after = disk.Journal{Step: disk.StepFormat, Label: boot.LabelState}
 	}
+	sealed := map[string]bool{}
 	for _, v := range boot.Wiped(labels) { // in a moment, and for good
 		p, err := f.Partition(v.Label)
 		if err == nil {
-			err = p.Shred(ctx, file)
+			sealed[v.Label], err = p.Shred(ctx, file)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", v.Label, err)
@@ -131,7 +134,8 @@ func (d *Disks) wipe(ctx context.Context, file *os.File, f disk.Disk, labels []s
 		if err := d.Keeper.Before("wipe " + v.Label); err != nil {
 			return err
 		}
-		if err := p.Erase(ctx, file, v.Keys); err != nil {
+		d.discard(ctx, file, p, f.Pending.Mode)
+		if err := p.Wipe(ctx, file, f.Pending.Mode, sealed[v.Label], v.Keys, d.telling(v.Label, p.Size)); err != nil {
 			return fmt.Errorf("%s: %w", v.Label, err)
 		}
 	}
@@ -292,7 +296,7 @@ func like(all []disk.Disk, m string) []disk.Disk {
 }
 
 // wipeUserDisks wipes the disks of a running reset: their names haven't changed.
-func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
+func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk, mode string) error {
 	all, err := d.Keeper.Disks.Devices()
 	for _, u := range users {
 		at := slices.IndexFunc(all, func(dev disk.Disk) bool {
@@ -303,7 +307,7 @@ func (d *Disks) wipeUserDisks(ctx context.Context, users []UserDisk) error {
 			err = errors.Join(err, fmt.Errorf("wipe %s: it isn't there any more", u))
 			continue
 		}
-		err = errors.Join(err, d.wipeUserDisk(ctx, all[at]))
+		err = errors.Join(err, d.wipeUserDisk(ctx, all[at], mode))
 	}
 	return err
 }
@@ -318,7 +322,7 @@ func (n awaited) Error() string {
 // wipeMarkedUserDisks wipes disks that a reset before this boot hasn't reached.
 // A missing or broken disk must keep neither the node from booting nor the
 // system disk from being wiped, once it isn't awaited any more.
-func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) error {
+func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string, mode string) error {
 	all, err := d.Keeper.Disks.All()
 	missing := awaited(0)
 	for _, mark := range marked {
@@ -342,7 +346,7 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) error 
 		// A disk with a copied mark must not cause another system to be wiped.
 		if dev := same[0]; dev.Err == nil && (dev.Verdict == disk.Ours || dev.Verdict == disk.Newer) {
 			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it: it holds a Garboard system", dev))
-		} else if err := errors.Join(dev.Err, d.wipeUserDisk(ctx, dev)); err != nil {
+		} else if err := errors.Join(dev.Err, d.wipeUserDisk(ctx, dev, mode)); err != nil {
 			d.log.Error(fmt.Sprintf("%s is NOT wiped, though a reset requested it", dev), "err", err)
 		}
 	}
@@ -350,11 +354,19 @@ func (d *Disks) wipeMarkedUserDisks(ctx context.Context, marked []string) error 
 }
 
 // wipeUserDisk erases a disk in the same way as EPHEMERAL.
-func (d *Disks) wipeUserDisk(ctx context.Context, dev disk.Disk) error {
+func (d *Disks) wipeUserDisk(ctx context.Context, dev disk.Disk, mode string) error {
 	err := d.Keeper.Before("wipe a user's disk")
 	if err == nil {
 		d.log.Warn(fmt.Sprintf("wiping %s, as requested by a reset", dev))
-		err = dev.ChangeUnused(func(file *os.File) error { return dev.EraseAll(ctx, file) })
+		err = dev.ChangeUnused(func(file *os.File) error {
+			sealed, err := dev.ShredAll(ctx, file)
+			if err != nil {
+				return err
+			}
+			whole := disk.Partition{Label: dev.Path, Size: dev.Size}
+			d.discard(ctx, file, whole, mode)
+			return dev.WipeAll(ctx, file, mode, sealed, d.telling(dev.Path, dev.Size))
+		})
 	}
 	if err != nil {
 		err = fmt.Errorf("wipe %s: %w", dev, err)

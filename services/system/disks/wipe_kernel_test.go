@@ -39,7 +39,7 @@ func TestS183Wipe(t *testing.T) {
 		t.Run(strings.Join(labels, "+"), func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			if err := m.disks.MarkWipe(labels, nil); err != nil {
+			if err := m.disks.MarkWipe(labels, nil, ""); err != nil {
 				t.Fatal(err)
 			}
 			if !m.disks.Marked() {
@@ -89,7 +89,7 @@ func TestSystemStaysOnItsDisk(t *testing.T) {
 		fits, l = l, fits
 	}
 	m := used(t, l)
-	if err := m.disks.MarkWipe([]string{boot.LabelState}, nil); err != nil {
+	if err := m.disks.MarkWipe([]string{boot.LabelState}, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.off()
@@ -111,7 +111,7 @@ func TestWipePowerCuts(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			l := newLoop(t, 4*gib)
 			m := used(t, l)
-			if err := m.disks.MarkWipe(labels, nil); err != nil {
+			if err := m.disks.MarkWipe(labels, nil, ""); err != nil {
 				t.Fatal(err)
 			}
 			m.off()
@@ -164,7 +164,7 @@ func (b *brief) Err() error {
 func TestEraseEndsWithItsTime(t *testing.T) {
 	l := newLoop(t, 8*gib)
 	m := used(t, l)
-	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil); err != nil {
+	if err := m.disks.MarkWipe([]string{boot.LabelEphemeral}, nil, ""); err != nil {
 		t.Fatal(err)
 	}
 	m.off()
@@ -193,7 +193,7 @@ func TestWipeContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { unix.Unmount(filepath.Join(m.dir, "var/volume"), unix.MNT_DETACH) })
-			if err := m.disks.MarkWipe(boot.WipeLabels, nil); err != nil {
+			if err := m.disks.MarkWipe(boot.WipeLabels, nil, ""); err != nil {
 				t.Fatal(err)
 			}
 			if m.cut = cut; cut != "marked" {
@@ -231,7 +231,7 @@ func names(t *testing.T, dir ...string) (all []string) {
 func TestMarkWipeRefuses(t *testing.T) {
 	m := bootMachine(t)
 	for _, labels := range [][]string{nil, {"BOOT-A"}, {boot.LabelState}} { // the last: there is no system disk
-		if err := m.disks.MarkWipe(labels, nil); err == nil {
+		if err := m.disks.MarkWipe(labels, nil, ""); err == nil {
 			t.Errorf("%v can be wiped", labels)
 		}
 	}

@@ -57,6 +57,8 @@ func (k Key) String() string { return fmt.Sprintf("the %s key of slot %d", k.Kin
 // A Layer is the encryption of a volume (volume.Layer). A volume without keys isn't encrypted.
 type Layer struct {
 	Label string
+	Field string                // of the configuration, with its keys
+	Wipe  string                // the command after which the volume is made anew
 	Keys  func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
 	Kept  func() ([]Key, error) // others, which may open it
 	Keep  func() error          // makes Keys those that are kept: called before others go
@@ -128,12 +130,17 @@ func (l *Layer) Open(ctx context.Context, device string) (string, error) {
 	if _, err := os.Stat(above); !errors.Is(err, fs.ErrNotExist) {
 		return above, err
 	}
-	_, damage := Slots(device)
+	broken := damage(device)
 	if _, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) }); err != nil {
+		if broken != nil {
+			err = fmt.Errorf("its header is damaged, and isn't repaired from its copy (%w): %w", broken, err)
+		}
 		return above, err
 	}
-	if damage != nil {
-		l.Log.Warn(fmt.Sprintf("the header of %s was damaged, and is repaired from its copy: %v", l.Label, damage))
+	if left := damage(device); left != nil {
+		l.Log.Warn(fmt.Sprintf("the header of %s is damaged: %v", l.Label, left))
+	} else if broken != nil {
+		l.Log.Warn(fmt.Sprintf("the header of %s was damaged, and is repaired from its copy: %v", l.Label, broken))
 	}
 	return above, nil
 }
@@ -143,7 +150,7 @@ func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (non
 	keys, err := l.Keys()
 	kept, keptErr := l.Kept()
 	if keys = slices.Concat(keys, kept, l.given(device)); len(keys) == 0 {
-		failed = fmt.Errorf("%s is encrypted, and has no keys in machine.systemDiskEncryption: put them back, or wipe it with %s", l.Label, l.wipe())
+		failed = fmt.Errorf("%s is encrypted, and has no keys in %s: put them back, or wipe it with %s", l.Label, l.Field, l.Wipe)
 	}
 	slices.SortStableFunc(keys, func(a, b Key) int { return cmp.Compare(min(1, len(b.Passphrase)), min(1, len(a.Passphrase))) })
 	for _, key := range keys {
@@ -169,11 +176,11 @@ func (l *Layer) Settle(ctx context.Context, device string) error {
 	}
 	switch encrypted := c.Kind == kind; {
 	case !encrypted && len(keys) > 0:
-		return errors.New("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.wipe())
+		return errors.New("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.Wipe)
 	case !encrypted:
 		return nil
 	case len(keys) == 0:
-		return errors.New("stays encrypted without keys in the configuration, until it is wiped with " + l.wipe())
+		return errors.New("stays encrypted without keys in the configuration, until it is wiped with " + l.Wipe)
 	}
 	return l.reconcile(ctx, device, keys)
 }
@@ -192,10 +199,7 @@ func (l *Layer) IsOpen() bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// wipe is the command after which the volume is made anew.
-func (l *Layer) wipe() string { return "gbctl reset --system-labels-to-wipe " + l.Label + " --reboot" }
-
-func (l *Layer) name() string { return "garboard-" + l.Label }
+func (l *Layer) name() string { return disk.Mapped + l.Label }
 
 // reconcile makes the slots of a header those of some keys. Whenever the power goes, a key that is kept opens the
 // device:

@@ -34,7 +34,7 @@ func newVolume(t *testing.T, keys ...Key) *volume {
 	t.Helper()
 	v := &volume{t: t, device: loopdisk.New(t, 64<<20).Path, keys: keys}
 	v.Layer = &Layer{
-		Label: "EPHEMERAL", Keys: func() ([]Key, error) { return v.keys, nil },
+		Label: "EPHEMERAL", Wipe: "gbctl reset --system-labels-to-wipe EPHEMERAL --reboot", Keys: func() ([]Key, error) { return v.keys, nil },
 		Kept: func() ([]Key, error) { return v.kept, nil }, Keep: func() error { v.kept = v.keys; return nil },
 		Derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"},
 		Processes:  process.New(), Log: slog.New(slog.NewTextHandler(io.MultiWriter(&v.log, t.Output()), nil)),
@@ -251,8 +251,15 @@ func TestDamagedHeader(t *testing.T) {
 	if !strings.Contains(v.log.String(), "is repaired from its copy") {
 		t.Errorf("the log says %s", v.log.String())
 	}
+	if err := v.Close(); err != nil { // which repairs a header, too
+		t.Fatal(err)
+	}
+	v.log.Reset()
 	v.damages(0x8000, 4096)
 	v.is()
+	if !strings.Contains(v.log.String(), "is repaired from its copy: the second one") {
+		t.Errorf("the log says %s", v.log.String())
+	}
 	if err := v.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -25,10 +25,12 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/disks"
+	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/media"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"golang.org/x/sys/unix"
@@ -71,12 +73,17 @@ type Volumes struct {
 	Keeper *volume.Keeper
 	Media  *media.Finder
 	System func() (all map[string]disks.Shown, settled bool) // the volumes of the system's disk
+	KeysOf func(configured []config.EncryptionKey, label string) []luks.Key
 
-	mu sync.Mutex // held during all changes of the disks, which may take many minutes
+	derivation []string // luks.Derivation; tests have a faster one
+
+	mu      sync.Mutex        // held during all changes of the disks, which may take many minutes
+	settled map[string]string // what is wrong with the encryption of volumes that have their keys since this boot
 }
 
 // Controller mounts the partitions of machine.disks.
 func (d *Volumes) Controller() resource.Controller {
+	option.Default(&d.derivation, luks.Derivation)
 	return resource.Controller{
 		Name: "runtime.VolumeController", Reconcile: d.reconcile,
 		// A boot is recorded as soon as the system disk is mounted.
@@ -110,6 +117,9 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 			id := filepath.Base(p.Mountpoint)
 			status := made[id]
 			status.Disk, status.Mounted = path, problem == nil || status.Size != ""
+			if _, settled := d.settled[id]; !settled && status.Size != "" {
+				again = retryData
+			}
 			if !status.Mounted {
 				again = retryData
 				status.Problem, _, _ = strings.Cut(problem.Error(), " The disks here:")
@@ -161,6 +171,7 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 			all = slices.DeleteFunc(all, func(v volume.Volume) bool { return !has(f, v) })
 		}
 	}
+	before := slices.DeleteFunc(slices.Clone(all), func(v volume.Volume) bool { return !d.Keeper.Mounted(v.Dir) })
 	if err = d.take(ctx, f, wanted, all); err == nil {
 		f, err = f.Inspect()
 	}
@@ -173,16 +184,22 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 	if err == nil {
 		err = d.record(wanted.Name, f) // before the first file is written to it
 	}
+	if err == nil {
+		err = d.settle(ctx, f, before)
+	}
 	if err != nil {
 		return f.Path, nil, err
 	}
 	made = map[string]Status{}
 	for _, v := range all {
-		p, err := f.Partition(v.Label)
-		if err := errors.Join(err, untrusted.MkdirAll(v.Dir, 0o755), d.Keeper.Open(ctx, f, v)); err != nil {
+		err := untrusted.MkdirAll(v.Dir, 0o755)
+		if err == nil {
+			err = d.Keeper.Open(ctx, f, v)
+		}
+		if err != nil {
 			return f.Path, nil, err
 		}
-		made[v.Label] = Status{Size: disk.SizeText(p.Size), Layers: v.FileSystem}
+		made[v.Label] = d.show(f, v)
 	}
 	return f.Path, made, lacks
 }
@@ -198,7 +215,7 @@ func (d *Volumes) keepFileSystems(ctx context.Context, f disk.Disk, all []volume
 			return err
 		}
 		v.FileSystem = cmp.Or(kind, v.FileSystem)
-		all[i] = d.Keeper.Volume(v.Volume)
+		all[i] = d.Keeper.Volume(v.Volume, encryption(v))
 	}
 	return nil
 }
@@ -209,7 +226,7 @@ func (d *Volumes) volume(p config.DataPartition) volume.Volume {
 	return d.Keeper.Volume(boot.Volume{
 		Label: name, Type: boot.TypeData, Size: (int64(p.Size) + disk.Edge - 1) &^ (disk.Edge - 1),
 		FileSystem: string(p.FileSystem), Dir: filepath.Join(d.Keeper.Dirs.Var, "mnt", name), Flags: unix.MS_NOATIME | unix.MS_NODEV,
-	})
+	}, d.layer(name, p.Encryption))
 }
 
 // choose is the disk that has one of these volumes, or else the one that the configuration chooses: an empty one, if
@@ -284,7 +301,7 @@ func (d *Volumes) take(ctx context.Context, f disk.Disk, wanted config.DataDisk,
 	case f.Data() && len(missing(f, volumes)) < len(volumes):
 		return d.extend(ctx, f, volumes)
 	}
-	if err := d.Keeper.Disks.Late(f); err != nil {
+	if err := cmp.Or(haveKeys(volumes), d.Keeper.Disks.Late(f)); err != nil {
 		return err
 	}
 	if f.Verdict == disk.Foreign {
@@ -334,6 +351,9 @@ func behind(f disk.Disk, volumes []volume.Volume) ([]boot.Place, error) {
 // extend adds the volumes that a disk lacks behind its last partition. If it lacks none, the last volume grows.
 func (d *Volumes) extend(ctx context.Context, f disk.Disk, volumes []volume.Volume) error {
 	lacking := missing(f, volumes)
+	if err := haveKeys(lacking); err != nil {
+		return err
+	}
 	if len(lacking) == 0 {
 		v := volumes[len(volumes)-1]
 		if d.Keeper.Mounted(v.Dir) {

@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/process"
 	"github.com/garboard-os/garboard/services/system/disk"
+	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/media"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/loopdisk"
@@ -73,9 +74,23 @@ func withData(t *testing.T, state string, disks ...*loopdisk.Disk) *node {
 		},
 	}
 	system := &disk.Disk{Identity: disk.Identity{Path: "/dev/system"}}
-	m.volumes = &Volumes{Keeper: keeper, System: noSystem, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
+	m.volumes = &Volumes{Keeper: keeper, System: noSystem, KeysOf: m.keysOf, derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"}, Media: media.New(media.Finder{Disks: all, System: func() *disk.Disk { return system }})}
 	t.Cleanup(m.off)
 	return m
+}
+
+// keysOf are the keys of a machine with a UUID of its own.
+func (m *node) keysOf(configured []config.EncryptionKey, label string) (keys []luks.Key) {
+	for _, k := range configured {
+		key := luks.Key{Slot: *k.Slot, Kind: "nodeID"}
+		if k.Static != nil {
+			key.Kind, key.Passphrase = "static", []byte(k.Static.Passphrase)
+		} else {
+			key.Passphrase, key.Err = luks.NodePassphrase(filepath.Join(m.dir, "uuid"), label)
+		}
+		keys = append(keys, key)
+	}
+	return keys
 }
 
 // numbered gives the disks serial numbers.

@@ -60,7 +60,7 @@ var Folders = map[string]Folder{
 	}},
 	"qemu/e2e/host": {All: []string{"qemu/container", "qemu/host.go", "qemu/network", "init"}},
 	"qemu/e2e/installed": {All: []string{
-		"boot/esp", "boot/meta", "boot/signed", "image/release", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disk", "services/system/disks",
+		"boot/esp", "boot/meta", "boot/signed", "boot/authenticode", "image/release", "boot/slots.go", "boot/layout.go", "services/system/slots", "services/system/install", "services/system/disk", "services/system/disks",
 		"services/system/volume", "services/system/volumes", "services/system/media",
 		"services/operations/lifecycle", "init",
 	}},
@@ -173,5 +173,5 @@ var Folders = map[string]Folder{
 var Without = []string{
 	// only tests use these
 	"api/client/faultyserver", "config/fuzzdata", "services/operations/operationtest", "qemu/container/snapshot",
-	"qemu/e2e", "tools/testing", "tools/architecture", "tools/generate", "tools/dev", "tools/release", "tools/docs", "tools/version", "image/version",
+	"qemu/e2e", "tools/testing", "tools/architecture", "tools/generate", "tools/dev", "tools/release", "tools/docs", "tools/kms", "tools/version", "image/version",
 }

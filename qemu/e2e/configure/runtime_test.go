@@ -156,7 +156,7 @@ func environment(c *e2etest.Cluster, variable string) {
 func otherKubelet(t *testing.T, c *e2etest.Cluster, p *proxy) {
 	image := other(config.DefaultKubeletImage)
 	c.Gbctl("patch", "mc", "--immediate", "-p", "machine: {kubelet: {image: "+image+"}}")
-	pulls := regexp.MustCompile(`(?s)STATE +Running\n.*EVENTS +\[Running\]: goes on with [^\n]* image ` + regexp.QuoteMeta(image) + ` is being pulled`)
+	pulls := regexp.MustCompile(`(?s)STATE +Running\n.*\[Running\]: goes on with [^\n]* image ` + regexp.QuoteMeta(image) + ` is being pulled`)
 	c.Eventually(upBudget, "the kubelet goes on while its image is pulled", func() error {
 		out, err := c.TryGbctl("service", "kubelet")
 		if err == nil && (!pulls.MatchString(out) || !p.asked(image)) {

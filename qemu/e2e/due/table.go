@@ -90,6 +90,7 @@ var Folders = map[string]Folder{
 	},
 	"qemu/e2e/manifests": {All: []string{"services/kubernetes/controlplane", "services/kubernetes/kubeclient"}},
 	"qemu/e2e/media": {Tests: map[string][]string{
+		"TestSecureBoot":                 {"image/media", "image/secureboot", "image/loader", "boot/esp", "boot/authenticode", "services/system/slots", "services/system/install", "init/stage2.go"},
 		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "boot/layout.go"},
 		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/source", "boot/medium.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"slices"
 )
 
 // Object identifiers (RFC 5652; Authenticode, "SpcIndirectDataContent"), and the tags of PKCS #7's optional parts.
@@ -201,10 +202,10 @@ func (s SignerInfo) check(c *x509.Certificate, content []byte) error {
 	if _, err := asn1.UnmarshalWithParams(s.Attributes.FullBytes, &attributes, "set,tag:0"); err != nil || !ok {
 		return errors.New("its signature isn't one of RSA with attributes")
 	}
-	for _, a := range attributes {
-		if a.Type.Equal(OIDDigest) && (len(a.Values) != 1 || !bytes.Equal(a.Values[0].Bytes, sum[:])) {
-			return errors.New("its signature is of another hash")
-		}
+	digest := func(a Attribute) bool { return a.Type.Equal(OIDDigest) }
+	n := slices.IndexFunc(attributes, digest) // without one, the signature is of no content
+	if n < 0 || slices.ContainsFunc(attributes[n+1:], digest) || len(attributes[n].Values) != 1 || !bytes.Equal(attributes[n].Values[0].Bytes, sum[:]) {
+		return errors.New("its signature is of another hash")
 	}
 	plain := bytes.Clone(s.Attributes.FullBytes)
 	plain[0] = asn1.TagSet | 0x20 // RFC 5652, 5.4

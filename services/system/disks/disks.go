@@ -92,7 +92,7 @@ type Disks struct {
 	mu     sync.Mutex                // held during all changes of the system disk
 	at     string                    // the disk whose STATE is made or opened
 	asked  int                       // how often the network was started before there was a configuration
-	opened bool                      // the volumes are: a server is asked once
+	opened atomic.Bool               // the volumes are: a server is asked once
 	again  time.Time                 // when the keys are settled again, as a server didn't answer; zero: not again
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
@@ -178,7 +178,7 @@ func (d *Disks) close() {
 	defer d.mu.Unlock()
 	d.Keeper.Close()
 	d.system.Store(nil)
-	d.opened = false
+	d.opened.Store(false)
 }
 
 // System is the disk that STATE is on, once it is mounted; nil before.

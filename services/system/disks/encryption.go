@@ -166,7 +166,8 @@ func (d *Disks) settle(ctx context.Context) {
 		return
 	}
 	problems := map[string]string{}
-	d.opened, d.again = true, time.Time{}
+	d.opened.Store(true)
+	d.again = time.Time{}
 	for _, l := range d.layers {
 		device, err := volume.Partition(ctx, system.Path, l.Label)
 		if err == nil {

@@ -64,7 +64,7 @@ func (s *server) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
 func (s *server) client(ctx context.Context) *kms.Client {
 	d := s.disks
 	c := &kms.Client{Endpoint: s.Endpoint, CA: s.CA, Patience: d.o.serverPatience}
-	if d.opened { // others wait for the disks
+	if d.opened.Load() { // others wait for the disks
 		c.Patience = 0
 	}
 	if c.UUID, c.Err = luks.UUID(d.o.uuidFile); c.Err != nil {

@@ -109,6 +109,8 @@ func TestAccepts(t *testing.T) {
 	_, stranger, _ := owner.New(t)
 	plain := uki.Image(t, "v1", "quiet")
 	signed := sign(plain)
+	// messageDigest (RFC 5652, 11.2) becomes an attribute that nobody knows.
+	unbound := bytes.Replace(signed, []byte("\x2a\x86\x48\x86\xf7\x0d\x01\x09\x04"), []byte("\x2a\x86\x48\x86\xf7\x0d\x01\x09\x7f"), 1)
 	for what, c := range map[string]struct {
 		state            string
 		db, dbx, program []byte
@@ -120,6 +122,7 @@ func TestAccepts(t *testing.T) {
 		"on":              {SecureOn, append(bytes.Clone(stranger), own...), nil, signed, name, ""},
 		"on, unsigned":    {SecureOn, own, nil, plain, "", "isn't signed for Secure Boot"},
 		"on, stranger":    {SecureOn, stranger, nil, signed, "", "which the firmware's db doesn't have"},
+		"on, no digest":   {SecureOn, own, nil, unbound, "", "of another hash"},
 		"on, revoked":     {SecureOn, own, own, signed, "", "revoked the key"},
 		"on, damaged db":  {SecureOn, own[:100], nil, signed, "", "the firmware's db"},
 		"on, damaged dbx": {SecureOn, own, []byte("x"), signed, "", "the firmware's dbx"},

@@ -20,7 +20,7 @@ import (
 // halves are the phases of the long tests.
 var halves = []phase{
 	{name: "containers", what: "long end-to-end tests with nodes in containers", run: func(ctx context.Context, s *suite) (result, error) {
-		return booted(ctx, s, longTag, longTimeout, containerParts, image.Cloud)
+		return booted(ctx, s, longTag, longTimeout, longContainerParts, image.Cloud)
 	}},
 	{name: "machines", what: "those with virtual machines", run: func(ctx context.Context, s *suite) (result, error) {
 		return booted(ctx, s, longTag, machineTimeout, []bootPart{machinePart}, image.Cloud, image.Generic)

@@ -143,10 +143,12 @@ type bootPart struct {
 }
 
 var (
-	// containerParts run at native speed, and wait for half of the time. Those of promises follow.
-	containerParts = []bootPart{{false, false, 1 + runtime.NumCPU()}, {false, true, 1}}
-	machinePart    = bootPart{true, false, machinesAtOnce}
-	machinesAtOnce = max(1, runtime.NumCPU()/processorsOfAMachine)
+	// containerParts run at native speed. One node waits for half of the time; the clusters of the long tests, of three
+	// nodes and more, keep a processor busy. Those of promises follow.
+	containerParts     = []bootPart{{false, false, 1 + runtime.NumCPU()}, {false, true, 1}}
+	longContainerParts = []bootPart{{false, false, runtime.NumCPU()}, {false, true, 1}}
+	machinePart        = bootPart{true, false, machinesAtOnce}
+	machinesAtOnce     = max(1, runtime.NumCPU()/processorsOfAMachine)
 )
 
 // booted runs the tests with a tag that belong to some parts.

@@ -152,13 +152,17 @@ func (n *Node) prove(ctx context.Context, system proving) {
 	}
 }
 
-// unproven is the running system, as far as its disk is there, with what it must have up, and hasn't.
+// unproven is the running system, as far as its disk is there, with what it must have up, and hasn't. One that META
+// has as good needs nothing any more: only the boot loader doesn't know it yet, and would take its trial for failed.
 func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 	all, err := system.Get()
 	if err != nil {
 		waiting = []string{err.Error()}
 	} else if slot, err := all.Of(system.Running()); err == nil {
 		running = *slot
+	}
+	if running.State == boot.SlotGood {
+		return running, nil
 	}
 	for _, l := range n.lacks(running.Kubernetes) {
 		if !slices.Contains(running.Excused, l.Object) && (!all.Alone() || slices.Contains(reachable, l.Object)) {

@@ -174,9 +174,11 @@ func TestProve(t *testing.T) {
 		did, node string
 		took      time.Duration
 	}{
-		"healthy":                  {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its boot", took: 5 * time.Second},
-		"healthy with a break":     {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its boot", took: 8 * time.Second},
-		"boot loader fails twice":  {broken: 2, former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 7s after its boot", took: 7 * time.Second},
+		"healthy":                 {former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 5s after its boot", took: 5 * time.Second},
+		"healthy with a break":    {former: good, healthy: func(after time.Duration) bool { return after != 3*time.Second }, did: "good: healthy 8s after its boot", took: 8 * time.Second},
+		"boot loader fails twice": {broken: 2, former: good, healthy: func(time.Duration) bool { return true }, did: "good: healthy 7s after its boot", took: 7 * time.Second},
+		"boot loader fails, and then the node isn't healthy": {broken: 1, healthy: func(after time.Duration) bool { return after <= 5*time.Second },
+			did: "good: healthy 6s after its boot", took: 6 * time.Second},
 		"boot loader always fails": {broken: 1e6, former: good, healthy: func(time.Duration) bool { return true }, took: time.Hour},
 		"never healthy": {former: good, healthy: func(time.Duration) bool { return false },
 			did: "bad: not healthy within 10m0s: ", node: "the system on trial goes: not healthy within 10m0s: ", took: 10*time.Minute + time.Second},

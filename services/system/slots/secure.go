@@ -14,6 +14,10 @@ import (
 type Security struct {
 	SecureBoot string `yaml:"secureBoot" column:"SECURE BOOT"` // a state of esp
 	Lockdown   string `yaml:"lockdown" column:"LOCKDOWN"`      // none, integrity or confidentiality
+	// Measured says whether the TPM has measured a system that its owner has signed: "as signed", or why not.
+	Measured string `yaml:"measured,omitempty" column:"MEASURED"`
+	PCR7     string `yaml:"pcr7,omitempty"`  // SHA-256, hexadecimal: the firmware's keys and Secure Boot
+	PCR11    string `yaml:"pcr11,omitempty"` // the system
 	// Signer has signed the file of the running system; "": nobody, or the system isn't on the disk.
 	Signer string `yaml:"signer,omitempty" column:"SIGNED BY"`
 	// Problem is why that file can't be read, or why the firmware wouldn't start it again.
@@ -30,8 +34,13 @@ var SecurityStatuses = resource.Define[Security](resource.Definition{
 
 // secure publishes it. Nothing of it keeps a node off.
 func (s *Slots) secure(ctx context.Context) {
-	status := Security{SecureBoot: esp.SecureBoot(s.o.firmware), Lockdown: lockdown(s.o.lockdown)}
+	measured := s.o.Disks.Measured()
+	status := Security{
+		SecureBoot: esp.SecureBoot(s.o.firmware), Lockdown: lockdown(s.o.lockdown),
+		Measured: measured.Is, PCR7: measured.PCR7, PCR11: measured.PCR11,
+	}
 	if running := s.Running(); running != "" {
+		s.mu.Lock() // others use the EFI system partition, too
 		err := s.o.Disks.UseEFI(ctx, func(dir string) error {
 			system, err := os.Open(esp.Partition(dir).System(running))
 			if err != nil {
@@ -44,6 +53,7 @@ func (s *Slots) secure(ctx context.Context) {
 			}
 			return err
 		})
+		s.mu.Unlock()
 		if err != nil {
 			status.Problem = err.Error()
 		}

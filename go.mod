@@ -78,6 +78,7 @@ require (
 	connectrpc.com/connect v1.21.1
 	github.com/bufbuild/protocompile v0.14.1
 	github.com/containers/gvisor-tap-vsock v0.8.9
+	github.com/google/go-tpm v0.9.8
 	github.com/google/nftables v0.3.0
 	github.com/mdlayher/ndp v1.1.0
 	github.com/miekg/dns v1.1.73

@@ -8,19 +8,20 @@ package boot
 
 // The paths on a node. The table in docs/design.md is this table.
 const (
-	StateDir     = "/system/state"             // STATE partition
-	EFIDir       = "/system/boot"              // EFI system partition, while it is written
-	ConfigFile   = "/system/state/config.yaml" // the applied configuration
-	ExitFile     = "/system/state/last-exit"   // how and why the last boot that ended in order did; PID 1 writes it
-	ClockFile    = "/system/state/clock"       // last saved time, the clock's floor
-	SecretsDir   = "/system/secrets"           // tmpfs, 0700
-	EphemeralDir = "/var"                      // EPHEMERAL partition
-	PstoreDir    = "/sys/fs/pstore"            // what the kernel stored when it died
-	LogDir       = "/var/log"                  // logs of services, rotated
-	RunDir       = "/run/garboard"             // of PID 1
-	PrivateDir   = "/system/run"               // tmpfs: of PID 1 and its sandboxes
-	APIDir       = "/system/run/apid"          // apid's input: its certificate and the clients that it accepts
-	TrustDir     = "/system/run/trustd"        // trustd's input: its certificate
+	StateDir      = "/system/state"             // STATE partition
+	EFIDir        = "/system/boot"              // EFI system partition, while it is written
+	ConfigFile    = "/system/state/config.yaml" // the applied configuration
+	ExitFile      = "/system/state/last-exit"   // how and why the last boot that ended in order did; PID 1 writes it
+	ClockFile     = "/system/state/clock"       // last saved time, the clock's floor
+	SecretsDir    = "/system/secrets"           // tmpfs, 0700
+	EphemeralDir  = "/var"                      // EPHEMERAL partition
+	PstoreDir     = "/sys/fs/pstore"            // what the kernel stored when it died
+	LogDir        = "/var/log"                  // logs of services, rotated
+	RunDir        = "/run/garboard"             // of PID 1
+	SignaturesDir = "/run/garboard/signatures"  // the PCR key and signatures of the running system
+	PrivateDir    = "/system/run"               // tmpfs: of PID 1 and its sandboxes
+	APIDir        = "/system/run/apid"          // apid's input: its certificate and the clients that it accepts
+	TrustDir      = "/system/run/trustd"        // trustd's input: its certificate
 	// OperationsDir is the directory of the operations' journals, on STATE.
 	OperationsDir = "/system/state/operations"
 	// MachineIDFile is the ID of the machine. /etc/machine-id is for other programs: pods could replace it.

@@ -156,13 +156,16 @@ func checkEncryption(c *Config, r *report) {
 	for _, e := range c.Encrypted() {
 		for i, key := range e.Keys {
 			kinds := 0
-			for _, is := range []bool{key.NodeID != nil, key.Static != nil, key.KMS != nil} {
+			for _, is := range []bool{key.NodeID != nil, key.Static != nil, key.KMS != nil, key.TPM != nil} {
 				if is {
 					kinds++
 				}
 			}
 			if kinds != 1 {
-				r.bad(e.where.with("keys", i), "needs exactly one of nodeID, static and kms")
+				r.bad(e.where.with("keys", i), "needs exactly one of nodeID, static, kms and tpm")
+			}
+			if key.TPM != nil && e.where[1] == "disks" {
+				r.bad(e.where.with("keys", i, "tpm"), "is for the system's disk: the TPM gives no more keys once that is open; use static, which is on STATE")
 			}
 			if key.KMS != nil && key.KMS.Endpoint.Host != "" && key.KMS.Endpoint.String() != "https://"+key.KMS.Endpoint.Host {
 				r.bad(e.where.with("keys", i, "kms", "endpoint"), "must be https://HOST:PORT, and nothing more")

@@ -17,12 +17,13 @@ type Encryption struct {
 	Keys []EncryptionKey `yaml:"keys" key:"slot"` // required, at least one
 }
 
-// EncryptionKey is a key in a slot: exactly one of nodeID, static and kms. The slots of the partition become those of
-// the list at each boot; at least one key has to stay.
+// EncryptionKey is a key in a slot: exactly one of nodeID, static, kms and tpm. The slots of the partition become those
+// of the list at each boot; at least one key has to stay.
 type EncryptionKey struct {
 	NodeID *EncryptionNodeID `yaml:"nodeID"` // {}: a key of the machine's UUID, if it is random, and of the label
 	Static *EncryptionStatic `yaml:"static"` // a passphrase; that of state is on META, and others on STATE
 	KMS    *EncryptionKMS    `yaml:"kms"`    // a random key, which a server seals for this machine
+	TPM    *EncryptionTPM    `yaml:"tpm"`    // {}: a random key, which the TPM seals for signed systems
 	Slot   *int              `yaml:"slot"`   // required, 0 to 31; keySlot is a deprecated alias
 }
 
@@ -31,6 +32,9 @@ type EncryptionKMS struct {
 	Endpoint URL `yaml:"endpoint"` // required, https://HOST:PORT
 	CA       PEM `yaml:"ca"`       // required; the only authority of the server's certificate
 }
+
+// EncryptionTPM is a key that only a signed system gets back from the machine's TPM, with the same keys of Secure Boot.
+type EncryptionTPM struct{}
 
 // EncryptionNodeID is a key of this machine's UUID and the label.
 type EncryptionNodeID struct{}
@@ -83,7 +87,7 @@ func (k EncryptionKey) same(other EncryptionKey) bool {
 		return k.KMS != nil && other.KMS != nil && k.KMS.Endpoint == other.KMS.Endpoint
 	}
 	if k.Static == nil || other.Static == nil {
-		return k.Static == other.Static
+		return k.Static == other.Static && (k.TPM == nil) == (other.TPM == nil)
 	}
 	return *k.Static == *other.Static
 }

@@ -11,7 +11,7 @@ func TestKeysThatOpenTheSame(t *testing.T) {
 		return k
 	}
 	nodeID, static := EncryptionKey{NodeID: &EncryptionNodeID{}}, EncryptionKey{Static: &EncryptionStatic{Passphrase: "a"}}
-	all := []EncryptionKey{nodeID, static, server("a", "x"), server("b", "x")}
+	all := []EncryptionKey{nodeID, static, {TPM: &EncryptionTPM{}}, server("a", "x"), server("b", "x")}
 	for i, a := range all {
 		for j, b := range all {
 			if a.same(b) != (i == j) {

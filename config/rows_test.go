@@ -189,7 +189,8 @@ func TestEncryptionOfDataDisks(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 	for key, why := range map[string]string{
-		"": field + ".keys: is missing: an encrypted partition needs at least one", "{slot: 1}": field + ".keys[0]: needs exactly one of nodeID, static and kms",
+		"": field + ".keys: is missing: an encrypted partition needs at least one", "{slot: 1}": field + ".keys[0]: needs exactly one of nodeID, static, kms and tpm",
+		"{slot: 0, tpm: {}}":     field + ".keys[0].tpm: is for the system's disk",
 		"{slot: 32, nodeID: {}}": field + ".keys[0].slot: 32 is out of range (0 to 31)",
 	} {
 		if _, _, problems := load(t, disks(key)); !strings.Contains(strings.Join(problems, "\n"), why) {
@@ -256,7 +257,7 @@ func TestWarnings(t *testing.T) {
 	want(t, "machine.systemDiskEncryption.state.keys[0].static: the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for other partitions only", warnings)
 	kms := "kms: {endpoint: https://kms, ca: " + crt + "}"
 	_, warnings = accepted(t, with(document(t, Init), "machine", "systemDiskEncryption: {ephemeral: {keys: [{"+kms+", slot: 0}, {nodeID: {}, slot: 1}]}}"))
-	want(t, "machine.systemDiskEncryption.ephemeral.keys[1].nodeID: opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for other partitions than STATE", warnings)
+	want(t, "machine.systemDiskEncryption.ephemeral.keys[1].nodeID: opens the partition without the key server or the TPM: whoever has the machine has it; leave it out, and have a recovery key, or a static key beside it for other partitions than STATE", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Worker), "  kubelet:\n", "  kubelet:\n    clusterDNS: [10.0.0.1]\n", 1))
 	want(t, "machine.kubelet.clusterDNS[0]: 10.0.0.1 is outside of the service subnets", warnings)
 	_, warnings = accepted(t, strings.Replace(document(t, Init), "    cni:\n", "    policies: true\n    cni:\n      name: none\n", 1))

@@ -19,9 +19,6 @@ var misplaced = map[string]string{
 	"network":                 "machine.network",
 }
 
-// laterKeys are kinds of keys for encryption that there are not yet.
-var laterKeys = []string{"tpm", "recovery"}
-
 // maxDistance is how many typing errors a suggestion may correct.
 const maxDistance = 2
 
@@ -32,8 +29,8 @@ func suggestKey(t reflect.Type, where place) string {
 		return "; did you mean " + place
 	}
 	key, _ := where[len(where)-1].(string)
-	if t == reflect.TypeFor[EncryptionKey]() && slices.Contains(laterKeys, key) {
-		return "; this release has no keys of that kind, only nodeID, static and kms"
+	if t == reflect.TypeFor[EncryptionKey]() && key == "recovery" {
+		return "; a machine gets its recovery key by gbctl recovery-key add"
 	}
 	var names []string
 	for f := range t.Fields() {

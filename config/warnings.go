@@ -62,13 +62,13 @@ func warnKeys(c *Config, r *report) {
 			passphrase = "the passphrase of STATE has to be on META, which isn't encrypted: whoever has the disk has it; use nodeID here, and static for other partitions only"
 		}
 		known := e.Label == "STATE" || c.Machine.SystemDiskEncryption.State == nil
-		ofServer := slices.ContainsFunc(e.Keys, func(k EncryptionKey) bool { return k.KMS != nil })
+		guarded := slices.ContainsFunc(e.Keys, func(k EncryptionKey) bool { return k.KMS != nil || k.TPM != nil })
 		for i, key := range e.Keys {
 			switch {
 			case known && key.Static != nil:
 				r.warn(e.where.with("keys", i, "static"), "%s", passphrase)
-			case ofServer && key.NodeID != nil:
-				r.warn(e.where.with("keys", i, "nodeID"), "opens the partition without the key server: whoever has the machine has it; leave kms alone, or have a static key beside it for other partitions than STATE")
+			case guarded && key.NodeID != nil:
+				r.warn(e.where.with("keys", i, "nodeID"), "opens the partition without the key server or the TPM: whoever has the machine has it; leave it out, and have a recovery key, or a static key beside it for other partitions than STATE")
 			}
 		}
 	}

@@ -41,6 +41,7 @@ var earlyMounts = []mountPoint{
 	{target: "/proc", fstype: "proc", flags: noSuidDevExec},
 	{target: "/sys", fstype: "sysfs", flags: noSuidDevExec},
 	{target: "/dev", fstype: "devtmpfs", flags: unix.MS_NOSUID, data: "mode=0755"},
+	{target: "/run", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
 }
 
 // mounts are all that a node needs before its first service; disks come later.
@@ -49,7 +50,6 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 	{target: "/dev/shm", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777", make: []string{"/dev/shm"}},
 	{target: "/dev/mqueue", fstype: "mqueue", flags: noSuidDevExec, make: []string{"/dev/mqueue"}, without: "only programs with POSIX message queues miss it"},
 	{target: "/dev/hugepages", fstype: "hugetlbfs", flags: unix.MS_NOSUID | unix.MS_NODEV, make: []string{"/dev/hugepages"}, machine: true, without: "only pods with huge pages miss it"},
-	{target: "/run", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=0755"},
 	{target: "/tmp", fstype: "tmpfs", flags: unix.MS_NOSUID | unix.MS_NODEV, data: "mode=1777"},
 	// Keys and certificates, never on a disk. 64 MiB is a thousand times their size.
 	{target: boot.SecretsDir, fstype: "tmpfs", flags: noSuidDevExec, data: "mode=0700,size=64m"},

@@ -413,9 +413,9 @@ func TestMountTable(t *testing.T) {
 	}
 	for _, want := range []string{
 		"secrets drwx------\n",
-		"mounted / /proc /dev /dev/pts /dev/shm /dev/mqueue /run /tmp /system/secrets /system/run /etc\n",
+		"mounted / /proc /dev /run /dev/pts /dev/shm /dev/mqueue /tmp /system/secrets /system/run /etc\n",
 		"busy: unmount /var: device or resource busy\n",
-		"left / /proc /dev /dev/pts /dev/shm /dev/mqueue /run /etc\n",
+		"left / /proc /dev /run /dev/pts /dev/shm /dev/mqueue /etc\n",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("want %q in\n%s", want, out)

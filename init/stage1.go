@@ -21,6 +21,7 @@ const (
 	firstInit = "/init"        // this program, in the initramfs
 	newRoot   = "/newroot"     // where stage 1 mounts it
 	self      = "/sbin/init"   // this program again, in it
+	extraDir  = "/.extra"      // of systemd-stub(7)
 )
 
 // rootModules are needed to mount the root filesystem. A kernel has them built
@@ -54,6 +55,7 @@ func stage1() {
 			return nil
 		}},
 		{"bind PID 1 into it", bindSelf},
+		{"keep the signatures of this system", func() error { keepSignatures(console); return nil }},
 		{"switch to the root filesystem", func() error { return mount.SwitchRoot(newRoot, self) }},
 	} {
 		if err := s.run(); err != nil {
@@ -164,6 +166,17 @@ func mountRoot() error {
 		return fmt.Errorf("mount %s as squashfs: %w", device, err)
 	}
 	return nil
+}
+
+// keepSignatures copies what the boot loader's stub has put into the initramfs, which ends with it. Without that, keys
+// of the TPM don't open the disk.
+func keepSignatures(console *logs.Logs) {
+	if _, err := os.Stat(extraDir); errors.Is(err, os.ErrNotExist) {
+		return // the system isn't signed
+	}
+	if err := os.CopyFS(boot.SignaturesDir, os.DirFS(extraDir)); err != nil {
+		console.Printf("the TPM will give no keys: %v", err)
+	}
 }
 
 // bindSelf mounts this program, read-only, over an empty file in the root

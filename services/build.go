@@ -50,6 +50,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/resolver"
 	"github.com/garboard-os/garboard/services/system/slots"
 	"github.com/garboard-os/garboard/services/system/sysctl"
+	"github.com/garboard-os/garboard/services/system/tpm"
 	"github.com/garboard-os/garboard/services/system/udev"
 	"github.com/garboard-os/garboard/services/system/volumes"
 )
@@ -143,7 +144,7 @@ func NewNode(o Options) (*Node, error) {
 	})
 	// What the kernel has stored is read once, because the reporter removes it.
 	panicked := sync.OnceValue(func() string { _, why, _ := logs.Crash(boot.PstoreDir); return why })
-	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIPlugins, Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, Network: func(ctx context.Context, settings *config.Network) error {
+	d := disks.New(disks.Options{Mode: o.Mode, Installed: installed, Store: store, Processes: o.Processes, Logs: o.Logs, Plugins: boot.CNIPlugins, TPM: tpm.New(boot.SignaturesDir), Sound: func(ctx context.Context) error { return n.slots.Sound(ctx) }, Network: func(ctx context.Context, settings *config.Network) error {
 		if settings != nil {
 			n.network.Use(*settings)
 		}

@@ -30,6 +30,8 @@ type Image struct {
 	Kernel, Initramfs string
 	// Signed: it is signed for Secure Boot, and its command line is the only one.
 	Signed bool
+	// PolicyKey is the owner's, whose signatures a TPM takes, in PEM; "": the image has none.
+	PolicyKey string
 }
 
 // InitName is where PID 1's program is in the initramfs.
@@ -69,6 +71,11 @@ func readImage(r io.ReaderAt, size int64) (i Image, err error) {
 	linux := file.Section(SectionKernel)
 	if err := wholeKernel(linux, int64(linux.VirtualSize)); err != nil {
 		return i, fmt.Errorf("its section %s: %w", SectionKernel, err)
+	}
+	if file.Section(SectionPolicyKey) != nil {
+		if i.PolicyKey, err = text(file, SectionPolicyKey); err != nil {
+			return i, err
+		}
 	}
 	release, err := text(file, SectionRelease)
 	if err != nil {

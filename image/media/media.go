@@ -87,7 +87,7 @@ type Options struct {
 // and initramfs, if they have them, are the medium's.
 func (o Options) With(other Options) Options {
 	o.Version, o.Kernel, o.Initramfs = cmp.Or(other.Version, o.Version), cmp.Or(other.Kernel, o.Kernel), cmp.Or(other.Initramfs, o.Initramfs)
-	o.Args, o.Microcode, o.Config, o.Images, o.Name = other.Args, other.Microcode, other.Config, other.Images, other.Name
+	o.Args, o.Microcode, o.Config, o.Images, o.Name, o.Secure = other.Args, other.Microcode, other.Config, other.Images, other.Name, other.Secure
 	return o
 }
 

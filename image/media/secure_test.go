@@ -69,6 +69,8 @@ func TestSignedSystem(t *testing.T) {
 	}
 	if key, err := o.Secure.PolicyKey(); err != nil || !bytes.Equal(section(esp.SectionPolicyKey), key) {
 		t.Errorf("%s, %v", section(esp.SectionPolicyKey), err)
+	} else if read, err := esp.ReadImage(bytes.NewReader(image), int64(len(image))); err != nil || read.PolicyKey != strings.TrimSpace(string(key)) && read.PolicyKey != string(key) {
+		t.Errorf("a machine reads %q: %v", read.PolicyKey, err)
 	}
 	if again := read(t, build(t, o, UKI)); !bytes.Equal(again, image) {
 		t.Error("the same system isn't the same twice")

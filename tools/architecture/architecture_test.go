@@ -44,6 +44,7 @@ var forTests = []string{
 	module + "/tools/testing/module",
 	module + "/tools/testing/owner",
 	module + "/tools/testing/signer",
+	module + "/tools/testing/softtpm",
 	module + "/tools/testing/timeserver",
 	module + "/tools/testing/uki",
 	module + "/tools/testing/uml",

@@ -77,6 +77,7 @@ var Folders = map[string]Folder{
 			"TestSilentCard":                    {"services/system/network"},
 			"TestCardsChangeNames":              {"services/system/network", "services/system/udev"},
 			"TestIPv6OnlyInQEMU":                {"services/system/network", "services/system/install", "config/families.go"},
+			"TestEncryptRunningNode":            {"services/system/disks", "services/operations/lifecycle", "tools/gbctl/encrypt.go", "tools/gbctl/power.go"},
 			"TestEncryptedMachine":              {"services/system/luks", "services/system/disks", "services/system/volume", "boot/meta", "image/rootfs", "kernel"},
 			"TestRecoveryKeyAfterANewMainboard": {"services/system/luks", "services/system/disks", "services/system/configuration", "services/front/apid", "tools/gbctl/recoverykey.go"},
 		},
@@ -90,7 +91,7 @@ var Folders = map[string]Folder{
 	},
 	"qemu/e2e/manifests": {All: []string{"services/kubernetes/controlplane", "services/kubernetes/kubeclient"}},
 	"qemu/e2e/media": {Tests: map[string][]string{
-		"TestSecureBoot":                 {"image/media", "image/secureboot", "image/loader", "boot/esp", "boot/authenticode", "services/system/slots", "services/system/install", "init/stage2.go"},
+		"TestSecureBoot":                 {"image/media", "image/secureboot", "image/loader", "boot/esp", "boot/authenticode", "services/system/slots", "services/system/install", "services/system/tpm", "services/system/luks", "services/system/disks", "init"},
 		"TestMediumInUEFI":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/front/console", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media"},
 		"TestMediumInBIOS":               {"image/media", "image/loader", "boot/esp", "services/system/install", "services/system/disk", "services/system/disks", "services/system/volume", "services/system/media", "boot/layout.go"},
 		"TestImagesOnTheMedium":          {"image/media", "image/oci", "boot/source", "boot/medium.go", "services/kubernetes/containerd", "tools/gbctl/imagebundle", "tools/gbctl/images*.go"},

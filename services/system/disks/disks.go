@@ -33,6 +33,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/media"
+	"github.com/garboard-os/garboard/services/system/tpm"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"golang.org/x/sys/unix"
 )
@@ -66,6 +67,8 @@ type Options struct {
 	Sound func(context.Context) error
 	// Network starts the network before there is a configuration, with settings if they are known.
 	Network func(ctx context.Context, settings *config.Network) error
+	// TPM seals keys of the system's disk; nil: that of a machine without one.
+	TPM *tpm.TPM
 	// Plugins are the CNI plugins of the image. A pod network may install its own beside them.
 	Plugins string
 
@@ -96,9 +99,12 @@ type Disks struct {
 	again  time.Time                 // when the keys are settled again, as a server didn't answer; zero: not again
 	system atomic.Pointer[disk.Disk] // the disk that STATE is on, once it is mounted
 	known  atomic.Bool               // it was there before
+	tpm    byTPM                     // guarded by mu
 
-	settled atomic.Pointer[map[string]string] // what is wrong with the encryption of volumes; nil: not known yet
-	reset   atomic.Pointer[reset]             // what Erase wipes; nil: nothing
+	measured atomic.Pointer[Measured] // nil: not yet
+
+	settled atomic.Pointer[map[string]error] // what is wrong with the encryption of volumes; nil: not known yet
+	reset   atomic.Pointer[reset]            // what Erase wipes; nil: nothing
 
 	// key is a recovery key that was given to this boot, until the volumes have the machine's own keys; guarded by mu.
 	key string
@@ -116,10 +122,12 @@ func New(o Options) *Disks {
 	option.Default(&o.derivation, luks.Derivation)
 	option.Default(&o.serverPatience, kms.Patience)
 	option.Default(&o.Sound, func(context.Context) error { return nil })
+	option.Default(&o.TPM, tpm.New(""))
 	d := &Disks{o: o, log: o.Logs.Logger(ID), Unlocked: make(chan struct{}, 1)}
 	all := disk.NewInventory()
 	d.Keeper = &volume.Keeper{Disks: all, Dirs: o.dirs, Processes: o.Processes, Log: d.log, Before: func(string) error { return nil }}
 	d.Finder = media.New(media.Finder{Disks: all, System: d.System})
+	d.tpm = byTPM{TPM: o.TPM, usable: sync.OnceValue(d.usableTPM), known: map[string][]byte{}, failed: map[string]error{}}
 	dirs := map[string]string{boot.LabelState: o.dirs.State, boot.LabelEphemeral: o.dirs.Var}
 	for _, v := range boot.Volumes {
 		if v.Dir = dirs[v.Label]; v.Dir != "" {
@@ -217,6 +225,9 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 		return configuration.StateMounted, nil
 	}
 	dev, state, err := d.findSystem(ctx)
+	if state != configuration.StateLate && state != configuration.StateWiping {
+		d.openTPM(ctx, dev)
+	}
 	if err != nil || dev.Verdict != disk.Ours {
 		return state, err
 	}

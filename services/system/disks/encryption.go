@@ -27,6 +27,7 @@ type keptKey struct {
 	NodeID *struct{} `json:"nodeID,omitempty"`
 	Static string    `json:"static,omitempty"` // a passphrase
 	KMS    *server   `json:"kms,omitempty"`
+	TPM    *struct{} `json:"tpm,omitempty"`
 }
 
 // encryption is that of one of the system's volumes. The configuration has its keys, and META those of STATE, until the
@@ -73,12 +74,15 @@ func (d *Disks) KeysOf(configured []config.EncryptionKey, label string) (keys []
 		if k.KMS != nil {
 			kept.KMS = &server{Endpoint: k.KMS.Endpoint.String(), CA: k.KMS.CA}
 		}
+		if k.TPM != nil {
+			kept.TPM = &struct{}{}
+		}
 		keys = append(keys, d.keyOf(kept, label))
 	}
 	return keys
 }
 
-// keyOf is a static key or one of a server; without both, it is the machine's own one.
+// keyOf is a static key, or one of a server or the TPM; else it is of the machine's UUID.
 func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 	switch {
 	case k.Static != "":
@@ -87,6 +91,8 @@ func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 		k.KMS.disks = d
 		_, err := luks.UUID(d.o.uuidFile)
 		return luks.Key{Slot: k.Slot, Kind: "kms", Sealer: k.KMS, Err: err}
+	case k.TPM != nil:
+		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: &d.tpm, Err: d.tpm.usable()}
 	}
 	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)
 	return luks.Key{Slot: k.Slot, Kind: "nodeID", Passphrase: passphrase, Err: err}
@@ -135,6 +141,8 @@ func (d *Disks) keep(keys []luks.Key) error {
 		switch s, _ := k.Sealer.(*server); {
 		case s != nil:
 			key.KMS = s
+		case k.Kind == kindTPM:
+			key.TPM = &struct{}{}
 		case k.Kind == "static":
 			key.Static = string(k.Passphrase)
 		default:
@@ -165,7 +173,7 @@ func (d *Disks) settle(ctx context.Context) {
 	if system == nil {
 		return
 	}
-	problems := map[string]string{}
+	problems := map[string]error{}
 	d.opened.Store(true)
 	d.again = time.Time{}
 	for _, l := range d.layers {
@@ -180,7 +188,7 @@ func (d *Disks) settle(ctx context.Context) {
 			if _, silent := errors.AsType[kms.Silent](err); silent {
 				d.again = time.Now().Add(settleAgain)
 			}
-			problems[l.Label] = err.Error()
+			problems[l.Label] = err
 			d.log.Warn(fmt.Sprintf("encryption of %s: %v", l.Label, err))
 		}
 	}
@@ -194,6 +202,7 @@ type Shown struct {
 	Mounted            bool
 	Encrypted, Lacks   bool   // a recovery key
 	Problem            string // with its encryption
+	Unlike             bool   // the configuration: a wipe is needed
 }
 
 // Shown are the volumes of the system's disk by their labels; false: they may change without a further event.
@@ -207,7 +216,10 @@ func (d *Disks) Shown() (all map[string]Shown, settled bool) {
 	}
 	all = map[string]Shown{}
 	for i, v := range d.volumes {
-		shown := Shown{Disk: system.Path, Layers: v.FileSystem, Mounted: d.Keeper.Mounted(v.Dir), Problem: (*problems)[v.Label]}
+		shown := Shown{Disk: system.Path, Layers: v.FileSystem, Mounted: d.Keeper.Mounted(v.Dir)}
+		if err := (*problems)[v.Label]; err != nil {
+			shown.Problem, shown.Unlike = err.Error(), errors.As(err, new(luks.Unlike))
+		}
 		f, err := system.Inspect()
 		var p disk.Partition
 		if err == nil {

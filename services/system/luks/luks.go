@@ -166,6 +166,11 @@ func (l *Layer) try(ctx context.Context, device string, do func(Key) error) (non
 	return none, errors.Join(err, keptErr, Locked{failed})
 }
 
+// Unlike is the error of a volume with content that is encrypted, or isn't, unlike what is wanted.
+type Unlike string
+
+func (u Unlike) Error() string { return string(u) }
+
 // Settle gives an encrypted device its keys. The error says, too, that a device with content is encrypted, or isn't,
 // unlike what is wanted.
 func (l *Layer) Settle(ctx context.Context, device string) error {
@@ -176,11 +181,11 @@ func (l *Layer) Settle(ctx context.Context, device string) error {
 	}
 	switch encrypted := c.Kind == kind; {
 	case !encrypted && len(keys) > 0:
-		return errors.New("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.Wipe)
+		return Unlike("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.Wipe)
 	case !encrypted:
 		return nil
 	case len(keys) == 0:
-		return errors.New("stays encrypted without keys in the configuration, until it is wiped with " + l.Wipe)
+		return Unlike("stays encrypted without keys in the configuration, until it is wiped with " + l.Wipe)
 	}
 	return l.reconcile(ctx, device, keys)
 }

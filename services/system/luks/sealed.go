@@ -5,10 +5,13 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/garboard-os/garboard/services/system/disk"
 )
 
 // quick derives the keys of random passphrases, which nobody can guess.
@@ -52,6 +55,56 @@ func (l *Layer) tokens(ctx context.Context, device string) (map[int]token, error
 		return nil, fmt.Errorf("the tokens of %s: %w", l.Label, err)
 	}
 	return m.Tokens, nil
+}
+
+// Sealed calls do with all that the header of a device has of a kind of keys.
+func (l *Layer) Sealed(ctx context.Context, device, of string, do func(sealed []byte)) error {
+	if c, err := disk.Identify(device); c.Kind != kind || err != nil {
+		return err
+	}
+	all, err := l.tokens(ctx, device)
+	for _, t := range all {
+		if t.Type == tokenPrefix+of && len(t.Slots) > 0 {
+			do(t.Sealed)
+		}
+	}
+	return err
+}
+
+// SealAgain gives each key of a kind that is sealed by an own token a further token, which anew makes of that, unless
+// it has one that is new. Then tokens that are neither go.
+func (l *Layer) SealAgain(ctx context.Context, device, of string, isNew, own func(sealed []byte) bool, anew func(sealed []byte) ([]byte, error)) error {
+	if c, err := disk.Identify(device); c.Kind != kind || err != nil {
+		return err
+	}
+	all, err := l.tokens(ctx, device)
+	if err != nil {
+		return err
+	}
+	done := map[string]bool{} // slots
+	var gone []int
+	for id, t := range all {
+		switch {
+		case t.Type != tokenPrefix+of || len(t.Slots) == 0:
+		case isNew(t.Sealed):
+			done[t.Slots[0]] = true
+		case !own(t.Sealed):
+			gone = append(gone, id)
+		}
+	}
+	for _, t := range all {
+		if t.Type != tokenPrefix+of || len(t.Slots) == 0 || done[t.Slots[0]] || !own(t.Sealed) {
+			continue
+		}
+		sealed, err := anew(t.Sealed)
+		if err == nil {
+			err = l.imports(ctx, device, &token{Type: t.Type, Slots: t.Slots, Sealed: sealed})
+		}
+		if err != nil {
+			return fmt.Errorf("seal the %s key of %s anew: %w", of, l.Label, err)
+		}
+	}
+	return l.drop(ctx, device, gone...)
 }
 
 // unseal gets the passphrase of a key that is sealed in a header.
@@ -110,9 +163,16 @@ func (l *Layer) sweep(ctx context.Context, device string) error {
 		return err
 	}
 	for id, t := range all {
-		if len(t.Slots) > 0 {
-			continue
+		if len(t.Slots) == 0 {
+			err = errors.Join(err, l.drop(ctx, device, id))
 		}
+	}
+	return err
+}
+
+// drop removes tokens.
+func (l *Layer) drop(ctx context.Context, device string, ids ...int) error {
+	for _, id := range ids {
 		if err := l.run(ctx, nil, "token", "remove", "--token-id", strconv.Itoa(id), device); err != nil {
 			return err
 		}

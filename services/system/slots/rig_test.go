@@ -31,10 +31,11 @@ import (
 
 // A rig is a machine that has its disk and its medium in files. The loaders are what they are on a node.
 type rig struct {
-	config *config.Config // nil: none yet
-	known  bool           // whether the machine had a STATE
-	t      *testing.T
-	dir    string
+	config    *config.Config // nil: none yet
+	known     bool           // whether the machine had a STATE
+	sealedFor string         // the PCR key of the system that was written last
+	t         *testing.T
+	dir       string
 	// panicked and boots are what is known of the boots before.
 	panicked string
 	boots    []configuration.Boot
@@ -93,6 +94,13 @@ func (m *rig) lay(files map[string][]byte) {
 }
 
 func (m *rig) Known() bool { return m.known }
+
+func (m *rig) SealFor(_ context.Context, key string) error {
+	m.sealedFor = key
+	return nil
+}
+
+func (m *rig) Measured() disks.Measured { return disks.Measured{} }
 
 func (m *rig) SystemDisk() (disks.SystemDisk, error) {
 	return disks.SystemDisk{

@@ -70,6 +70,8 @@ func (s Status) SinceText() string {
 type Disks interface {
 	SystemDisk() (disks.SystemDisk, error)
 	Known() bool
+	Measured() disks.Measured
+	SealFor(ctx context.Context, policyKey string) error
 	UseEFI(ctx context.Context, use func(dir string) error) error
 	Volume(ctx context.Context, label string, use func(fs.FS) error) error
 	Media(ctx context.Context, label string, use func(fs.FS) error) error

@@ -362,6 +362,7 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 	if err := s.empty(ctx, name); err != nil {
 		return err
 	}
+	var image esp.Image
 	err := s.o.Disks.UseEFI(ctx, func(dir string) error {
 		r := install.Request{Size: src.Size, SHA256: src.SHA256, Args: system.Args}
 		path := esp.Partition(dir).System(name)
@@ -382,6 +383,9 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 				}
 			})
 			system.Version, system.Args = written.Version, written.Args
+			if err == nil {
+				image, err = esp.ReadImage(from, src.Size)
+			}
 			return err
 		})
 		if err != nil {
@@ -389,6 +393,9 @@ func (s *Slots) Write(ctx context.Context, name string, src Source, system boot.
 		}
 		return nil
 	})
+	if err == nil {
+		err = s.o.Disks.SealFor(ctx, image.PolicyKey)
+	}
 	if err != nil {
 		return fmt.Errorf("write slot %s: %w", name, err)
 	}

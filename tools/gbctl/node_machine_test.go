@@ -90,7 +90,11 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 	if s.node.is("last") && !r.Msg.Force {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("reset: remove etcd member n1 (8e9e): it is the last voting member"))
 	}
-	o, err := s.node.operate("reset", "off", r.Msg.DryRun)
+	mood := "off"
+	if r.Msg.Reboot && len(r.Msg.SystemLabelsToWipe) > 0 {
+		mood = "rebooting"
+	}
+	o, err := s.node.operate("reset", mood, r.Msg.DryRun)
 	if err != nil {
 		return nil, err
 	}

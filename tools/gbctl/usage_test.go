@@ -30,7 +30,7 @@ var withoutFormats = map[string][]string{
 	"what they do": {
 		"bootstrap", "cluster create", "cluster debug clock", "cluster debug cut", "cluster debug endpoint", "cluster debug freeze", "cluster debug network",
 		"cluster debug nmi", "cluster debug off", "cluster debug on", "cluster debug thaw", "cluster destroy", "cluster host", "cluster load", "config add", "config confirm",
-		"config merge", "config renew", "config use-context", "convert-k8s", "etcd defrag", "etcd forfeit-leadership", "etcd leave", "etcd remove-member",
+		"config merge", "config renew", "config use-context", "convert-k8s", "encrypt", "etcd defrag", "etcd forfeit-leadership", "etcd leave", "etcd remove-member",
 		"images pull", "images push", "images rm", "images serve", "install", "media serve", "operation abort", "operation answer", "operation take-over",
 		"readdress", "reboot", "recovery-key remove", "reset", "rollback", "rotate-ca", "set-endpoint", "shutdown", "time set", "token revoke", "unlock", "upgrade", "upgrade-k8s", "validate",
 	},

@@ -50,8 +50,10 @@ type Status struct {
 	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
 	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
 	// NoRecovery: it is encrypted, and has no recovery key.
-	NoRecovery bool   `yaml:"noRecovery,omitempty"`
-	Problem    string `yaml:"problem,omitempty" column:"PROBLEM"`
+	NoRecovery bool `yaml:"noRecovery,omitempty"`
+	// Unlike: it is encrypted, or isn't, unlike what its configuration says; only a wipe changes that.
+	Unlike  bool   `yaml:"unlike,omitempty"`
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
 
 // Statuses has an object for each of these.
@@ -106,7 +108,7 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 		again = retryData
 	}
 	for label, s := range system {
-		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, NoRecovery: s.Lacks, Problem: s.Problem}
+		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, NoRecovery: s.Lacks, Unlike: s.Unlike, Problem: s.Problem}
 		if s.Encrypted && settled {
 			again = recoveryPoll
 		}

@@ -100,7 +100,7 @@ func (a *app) contextLabel() string {
 }
 
 // renewal describes how to renew an administrator's certificate.
-const renewal = `'gbctl gen csr --key admin.key', then 'gbctl gen crt --ca ca --csr admin.csr --name admin', and put the result into the client configuration as crt`
+const renewal = `'gbctl gen key --name admin', 'gbctl gen csr --key admin.key', then 'gbctl gen crt --ca ca --csr admin.csr --name admin', and put the result into the client configuration as crt`
 
 // alerts are the TLS alerts of a node about our certificate, in the words of crypto/tls.
 var alerts = []struct{ words, meaning string }{

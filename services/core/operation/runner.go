@@ -451,7 +451,7 @@ func (r *Runner) Abort(id, by string) error {
 func (r *Runner) print(id string, e Event) {
 	line := strings.TrimRight(strings.Join([]string{id, e.Step, e.Part}, " "), " ")
 	about := map[EventKind]string{
-		Changed: string(e.State), Asks: "waits for an answer (gbctl operation answer " + id + ")", Answered: "has its answer",
+		Changed: string(e.State), Asks: "waits for an answer (gbctl -n ADDRESS operation answer " + id + " ANSWER)", Answered: "has its answer",
 	}[e.Kind]
 	for _, text := range []string{about, e.Text} {
 		if text != "" {

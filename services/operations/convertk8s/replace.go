@@ -48,8 +48,8 @@ var saved = operation.Data[kubeclient.Object]{Key: "checkpointer"}
 
 func (j job) disable(ctx context.Context, p *operation.Progress) error {
 	p.Report("static pod definitions and bootstrap manifests are generated; check them:")
-	p.Report("    gbctl -n <control plane IP> get %s", controlplane.StaticPods.Type())
-	p.Report("    gbctl -n <control plane IP> get %s", controlplane.BootstrapManifests.Type())
+	p.Report("    gbctl -n ADDRESS get %s", controlplane.StaticPods.Type())
+	p.Report("    gbctl -n ADDRESS get %s", controlplane.BootstrapManifests.Type())
 	p.Report("pod-checkpointer must be disabled before the self-hosted control plane is removed")
 	p.Report("once pod-checkpointer is disabled, the cluster shouldn't be rebooted until the entire conversion process is complete")
 	if err := j.confirm(ctx, p, "checkpointer", "confirm disabling pod-checkpointer to proceed with control plane update"); err != nil {

@@ -4329,6 +4329,142 @@ func (x *ClientCertificateResponse) GetAuthorities() []byte {
 	return nil
 }
 
+type AttestRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 16 to 64 bytes that were never used before: a recorded answer has others.
+	Nonce         []byte `protobuf:"bytes,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttestRequest) Reset() {
+	*x = AttestRequest{}
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttestRequest) ProtoMessage() {}
+
+func (x *AttestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttestRequest.ProtoReflect.Descriptor instead.
+func (*AttestRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *AttestRequest) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+// Structures are those of the TPM 2.0 Library, Part 2.
+type AttestResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// TPMS_ATTEST of a quote, whose extraData is the SHA-256 of the nonce.
+	Quoted []byte `protobuf:"bytes,1,opt,name=quoted,proto3" json:"quoted,omitempty"`
+	// TPMT_SIGNATURE of it.
+	Signature []byte `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
+	// TPMT_PUBLIC of the key that made it: the same as long as the machine has this TPM.
+	Key []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	// The values that were quoted, of the SHA-256 bank: PCR 7, 11, 12 and 13.
+	Pcrs map[uint32][]byte `protobuf:"bytes,4,rep,name=pcrs,proto3" json:"pcrs,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// PCR 11 before the disks were opened: of the system alone.
+	System []byte `protobuf:"bytes,5,opt,name=system,proto3" json:"system,omitempty"`
+	// The owner's signatures of that, as JSON of systemd-measure(1).
+	Signatures    []byte `protobuf:"bytes,6,opt,name=signatures,proto3" json:"signatures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttestResponse) Reset() {
+	*x = AttestResponse{}
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttestResponse) ProtoMessage() {}
+
+func (x *AttestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttestResponse.ProtoReflect.Descriptor instead.
+func (*AttestResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *AttestResponse) GetQuoted() []byte {
+	if x != nil {
+		return x.Quoted
+	}
+	return nil
+}
+
+func (x *AttestResponse) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+func (x *AttestResponse) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *AttestResponse) GetPcrs() map[uint32][]byte {
+	if x != nil {
+		return x.Pcrs
+	}
+	return nil
+}
+
+func (x *AttestResponse) GetSystem() []byte {
+	if x != nil {
+		return x.System
+	}
+	return nil
+}
+
+func (x *AttestResponse) GetSignatures() []byte {
+	if x != nil {
+		return x.Signatures
+	}
+	return nil
+}
+
 // What the methods about recovery keys have in common.
 type RecoveryKeyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4341,7 +4477,7 @@ type RecoveryKeyRequest struct {
 
 func (x *RecoveryKeyRequest) Reset() {
 	*x = RecoveryKeyRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4353,7 +4489,7 @@ func (x *RecoveryKeyRequest) String() string {
 func (*RecoveryKeyRequest) ProtoMessage() {}
 
 func (x *RecoveryKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4366,7 +4502,7 @@ func (x *RecoveryKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryKeyRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryKeyRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RecoveryKeyRequest) GetKey() []byte {
@@ -4386,7 +4522,7 @@ type RecoveryKeyResponse struct {
 
 func (x *RecoveryKeyResponse) Reset() {
 	*x = RecoveryKeyResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4398,7 +4534,7 @@ func (x *RecoveryKeyResponse) String() string {
 func (*RecoveryKeyResponse) ProtoMessage() {}
 
 func (x *RecoveryKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4411,7 +4547,7 @@ func (x *RecoveryKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryKeyResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryKeyResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RecoveryKeyResponse) GetVolumes() []*VolumeRecoveryKey {
@@ -4433,7 +4569,7 @@ type VolumeRecoveryKey struct {
 
 func (x *VolumeRecoveryKey) Reset() {
 	*x = VolumeRecoveryKey{}
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4581,7 @@ func (x *VolumeRecoveryKey) String() string {
 func (*VolumeRecoveryKey) ProtoMessage() {}
 
 func (x *VolumeRecoveryKey) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4594,7 @@ func (x *VolumeRecoveryKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeRecoveryKey.ProtoReflect.Descriptor instead.
 func (*VolumeRecoveryKey) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *VolumeRecoveryKey) GetVolume() string {
@@ -4494,7 +4630,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4642,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4655,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CheckNetworkRequest) GetHost() string {
@@ -4551,7 +4687,7 @@ type NetworkStep struct {
 
 func (x *NetworkStep) Reset() {
 	*x = NetworkStep{}
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4563,7 +4699,7 @@ func (x *NetworkStep) String() string {
 func (*NetworkStep) ProtoMessage() {}
 
 func (x *NetworkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4576,7 +4712,7 @@ func (x *NetworkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStep.ProtoReflect.Descriptor instead.
 func (*NetworkStep) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *NetworkStep) GetLayer() string {
@@ -4626,7 +4762,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4638,7 +4774,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4651,7 +4787,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CaptureRequest) GetLink() string {
@@ -4702,7 +4838,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_garboard_v1_node_proto_msgTypes[78]
+	mi := &file_garboard_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4850,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[78]
+	mi := &file_garboard_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4863,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *CapturedPacket) GetTime() *timestamppb.Timestamp {
@@ -4773,7 +4909,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[79]
+	mi := &file_garboard_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +4921,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[79]
+	mi := &file_garboard_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +4934,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ResetRequest) GetForce() bool {
@@ -4859,7 +4995,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[80]
+	mi := &file_garboard_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4871,7 +5007,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[80]
+	mi := &file_garboard_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4884,7 +5020,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ResetResponse) GetOperation() *Operation {
@@ -5199,7 +5335,21 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
 	"\x19ClientCertificateResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
-	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"&\n" +
+	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"%\n" +
+	"\rAttestRequest\x12\x14\n" +
+	"\x05nonce\x18\x01 \x01(\fR\x05nonce\"\x84\x02\n" +
+	"\x0eAttestResponse\x12\x16\n" +
+	"\x06quoted\x18\x01 \x01(\fR\x06quoted\x12\x1c\n" +
+	"\tsignature\x18\x02 \x01(\fR\tsignature\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\x129\n" +
+	"\x04pcrs\x18\x04 \x03(\v2%.garboard.v1.AttestResponse.PcrsEntryR\x04pcrs\x12\x16\n" +
+	"\x06system\x18\x05 \x01(\fR\x06system\x12\x1e\n" +
+	"\n" +
+	"signatures\x18\x06 \x01(\fR\n" +
+	"signatures\x1a7\n" +
+	"\tPcrsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"&\n" +
 	"\x12RecoveryKeyRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\"O\n" +
 	"\x13RecoveryKeyResponse\x128\n" +
@@ -5235,7 +5385,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\x12\x1b\n" +
 	"\twipe_mode\x18\a \x01(\tR\bwipeMode\"E\n" +
 	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xd8\x1d\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xad\x1e\n" +
 	"\vNodeService\x12b\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x1c\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12c\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -5257,7 +5407,8 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x0eAddRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12g\n" +
 	"\x10ListRecoveryKeys\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
 	"\x11RemoveRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12a\n" +
-	"\x06Unlock\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xb8\xb5\x18\x01\x12\\\n" +
+	"\x06Unlock\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xb8\xb5\x18\x01\x12S\n" +
+	"\x06Attest\x12\x1a.garboard.v1.AttestRequest\x1a\x1b.garboard.v1.AttestResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12\\\n" +
 	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
 	"\n" +
 	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
@@ -5293,7 +5444,7 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_garboard_v1_node_proto_goTypes = []any{
 	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
 	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
@@ -5368,150 +5519,156 @@ var file_garboard_v1_node_proto_goTypes = []any{
 	(*SetEndpointResponse)(nil),       // 70: garboard.v1.SetEndpointResponse
 	(*ClientCertificateRequest)(nil),  // 71: garboard.v1.ClientCertificateRequest
 	(*ClientCertificateResponse)(nil), // 72: garboard.v1.ClientCertificateResponse
-	(*RecoveryKeyRequest)(nil),        // 73: garboard.v1.RecoveryKeyRequest
-	(*RecoveryKeyResponse)(nil),       // 74: garboard.v1.RecoveryKeyResponse
-	(*VolumeRecoveryKey)(nil),         // 75: garboard.v1.VolumeRecoveryKey
-	(*CheckNetworkRequest)(nil),       // 76: garboard.v1.CheckNetworkRequest
-	(*NetworkStep)(nil),               // 77: garboard.v1.NetworkStep
-	(*CaptureRequest)(nil),            // 78: garboard.v1.CaptureRequest
-	(*CapturedPacket)(nil),            // 79: garboard.v1.CapturedPacket
-	(*ResetRequest)(nil),              // 80: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 81: garboard.v1.ResetResponse
-	nil,                               // 82: garboard.v1.MemoryResponse.MeminfoEntry
-	(*durationpb.Duration)(nil),       // 83: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 84: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 85: garboard.v1.Operation
+	(*AttestRequest)(nil),             // 73: garboard.v1.AttestRequest
+	(*AttestResponse)(nil),            // 74: garboard.v1.AttestResponse
+	(*RecoveryKeyRequest)(nil),        // 75: garboard.v1.RecoveryKeyRequest
+	(*RecoveryKeyResponse)(nil),       // 76: garboard.v1.RecoveryKeyResponse
+	(*VolumeRecoveryKey)(nil),         // 77: garboard.v1.VolumeRecoveryKey
+	(*CheckNetworkRequest)(nil),       // 78: garboard.v1.CheckNetworkRequest
+	(*NetworkStep)(nil),               // 79: garboard.v1.NetworkStep
+	(*CaptureRequest)(nil),            // 80: garboard.v1.CaptureRequest
+	(*CapturedPacket)(nil),            // 81: garboard.v1.CapturedPacket
+	(*ResetRequest)(nil),              // 82: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 83: garboard.v1.ResetResponse
+	nil,                               // 84: garboard.v1.MemoryResponse.MeminfoEntry
+	nil,                               // 85: garboard.v1.AttestResponse.PcrsEntry
+	(*durationpb.Duration)(nil),       // 86: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 87: google.protobuf.Timestamp
+	(*Operation)(nil),                 // 88: garboard.v1.Operation
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	83, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	86, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	83, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	82, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	86, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	84, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	84, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	83, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	83, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	84, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	87, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	86, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	86, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	87, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
 	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
 	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	84, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	83, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	84, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	84, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	83, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	84, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
+	87, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
+	86, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
+	87, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
+	87, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
+	86, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	87, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
 	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	83, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
+	86, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
 	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
 	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	84, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	83, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	83, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	83, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	83, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	83, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	85, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	85, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	85, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	85, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
-	85, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
-	75, // 39: garboard.v1.RecoveryKeyResponse.volumes:type_name -> garboard.v1.VolumeRecoveryKey
-	84, // 40: garboard.v1.VolumeRecoveryKey.added:type_name -> google.protobuf.Timestamp
-	83, // 41: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
-	83, // 42: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
-	84, // 43: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
-	83, // 44: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	85, // 45: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 46: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 47: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 48: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 49: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 50: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 51: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 52: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 53: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 54: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
-	23, // 55: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	26, // 56: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	29, // 57: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	31, // 58: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	33, // 59: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	76, // 60: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
-	78, // 61: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
-	73, // 62: garboard.v1.NodeService.AddRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
-	73, // 63: garboard.v1.NodeService.ListRecoveryKeys:input_type -> garboard.v1.RecoveryKeyRequest
-	73, // 64: garboard.v1.NodeService.RemoveRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
-	73, // 65: garboard.v1.NodeService.Unlock:input_type -> garboard.v1.RecoveryKeyRequest
-	35, // 66: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	37, // 67: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	40, // 68: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	42, // 69: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	44, // 70: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	48, // 71: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	46, // 72: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	51, // 73: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	53, // 74: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	55, // 75: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	57, // 76: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	59, // 77: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	80, // 78: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	61, // 79: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	63, // 80: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	65, // 81: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	67, // 82: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
-	69, // 83: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
-	71, // 84: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 85: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 86: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 87: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 88: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 89: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 90: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 91: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 92: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 93: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
-	24, // 94: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	27, // 95: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	30, // 96: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	32, // 97: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	34, // 98: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	77, // 99: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
-	79, // 100: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
-	74, // 101: garboard.v1.NodeService.AddRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
-	74, // 102: garboard.v1.NodeService.ListRecoveryKeys:output_type -> garboard.v1.RecoveryKeyResponse
-	74, // 103: garboard.v1.NodeService.RemoveRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
-	74, // 104: garboard.v1.NodeService.Unlock:output_type -> garboard.v1.RecoveryKeyResponse
-	36, // 105: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	38, // 106: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	41, // 107: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	43, // 108: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	45, // 109: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	49, // 110: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	47, // 111: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	52, // 112: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	54, // 113: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	56, // 114: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	58, // 115: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	60, // 116: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	81, // 117: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	62, // 118: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	64, // 119: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	66, // 120: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	68, // 121: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
-	70, // 122: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
-	72, // 123: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	85, // [85:124] is the sub-list for method output_type
-	46, // [46:85] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	87, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	86, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	86, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	86, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	86, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	86, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	88, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	88, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	88, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	88, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
+	88, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
+	85, // 39: garboard.v1.AttestResponse.pcrs:type_name -> garboard.v1.AttestResponse.PcrsEntry
+	77, // 40: garboard.v1.RecoveryKeyResponse.volumes:type_name -> garboard.v1.VolumeRecoveryKey
+	87, // 41: garboard.v1.VolumeRecoveryKey.added:type_name -> google.protobuf.Timestamp
+	86, // 42: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
+	86, // 43: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
+	87, // 44: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
+	86, // 45: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	88, // 46: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	1,  // 47: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 48: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 49: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 50: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 51: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 52: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 53: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 54: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 55: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 56: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	26, // 57: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
+	29, // 58: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
+	31, // 59: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
+	33, // 60: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
+	78, // 61: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
+	80, // 62: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
+	75, // 63: garboard.v1.NodeService.AddRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	75, // 64: garboard.v1.NodeService.ListRecoveryKeys:input_type -> garboard.v1.RecoveryKeyRequest
+	75, // 65: garboard.v1.NodeService.RemoveRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	75, // 66: garboard.v1.NodeService.Unlock:input_type -> garboard.v1.RecoveryKeyRequest
+	73, // 67: garboard.v1.NodeService.Attest:input_type -> garboard.v1.AttestRequest
+	35, // 68: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	37, // 69: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
+	40, // 70: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
+	42, // 71: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
+	44, // 72: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
+	48, // 73: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	46, // 74: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	51, // 75: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
+	53, // 76: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	55, // 77: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	57, // 78: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	59, // 79: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	82, // 80: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
+	61, // 81: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	63, // 82: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	65, // 83: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	67, // 84: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
+	69, // 85: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
+	71, // 86: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
+	2,  // 87: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 88: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 89: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 90: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 91: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 92: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 93: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 94: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 95: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 96: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	27, // 97: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
+	30, // 98: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
+	32, // 99: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
+	34, // 100: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
+	79, // 101: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
+	81, // 102: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
+	76, // 103: garboard.v1.NodeService.AddRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	76, // 104: garboard.v1.NodeService.ListRecoveryKeys:output_type -> garboard.v1.RecoveryKeyResponse
+	76, // 105: garboard.v1.NodeService.RemoveRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	76, // 106: garboard.v1.NodeService.Unlock:output_type -> garboard.v1.RecoveryKeyResponse
+	74, // 107: garboard.v1.NodeService.Attest:output_type -> garboard.v1.AttestResponse
+	36, // 108: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	38, // 109: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
+	41, // 110: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
+	43, // 111: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
+	45, // 112: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
+	49, // 113: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	47, // 114: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	52, // 115: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
+	54, // 116: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	56, // 117: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	58, // 118: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	60, // 119: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	83, // 120: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
+	62, // 121: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	64, // 122: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	66, // 123: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	68, // 124: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
+	70, // 125: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
+	72, // 126: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
+	87, // [87:127] is the sub-list for method output_type
+	47, // [47:87] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -5527,7 +5684,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   82,
+			NumMessages:   85,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

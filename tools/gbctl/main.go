@@ -79,7 +79,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.mountsCommand(), a.disksCommand(), a.netstatCommand(), a.timeCommand(), a.lsCommand(), a.readCommand(), a.copyCommand(), a.versionCommand())
 	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand(), a.rebootsCommand(), a.netcheckCommand(), a.pcapCommand())
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), ofMachineConfig("apply", a.applyConfigCommand), a.editCommand(), ofMachineConfig("patch", a.patchCommand), a.configCommand())
-	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.recoveryKeyCommand(), a.unlockCommand(), a.resetCommand(), a.encryptCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand(), a.readdressCommand(), a.setEndpointCommand())
+	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.recoveryKeyCommand(), a.unlockCommand(), a.resetCommand(), a.encryptCommand(), a.attestCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand(), a.readdressCommand(), a.setEndpointCommand())
 	addTo(root, groupOperate, a.restartCommands()...)
 	addTo(root, groupClient, manCommand(), genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)

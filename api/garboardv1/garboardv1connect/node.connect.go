@@ -78,6 +78,8 @@ const (
 	NodeServiceRemoveRecoveryKeyProcedure = "/garboard.v1.NodeService/RemoveRecoveryKey"
 	// NodeServiceUnlockProcedure is the fully-qualified name of the NodeService's Unlock RPC.
 	NodeServiceUnlockProcedure = "/garboard.v1.NodeService/Unlock"
+	// NodeServiceAttestProcedure is the fully-qualified name of the NodeService's Attest RPC.
+	NodeServiceAttestProcedure = "/garboard.v1.NodeService/Attest"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
 	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
@@ -166,6 +168,8 @@ type NodeServiceClient interface {
 	// Unlock opens a volume that no other key opens. The node then goes on with its boot, and gives
 	// its volumes the keys of its configuration.
 	Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// Attest has the TPM sign what it has measured of this boot.
+	Attest(context.Context, *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -363,6 +367,13 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("Unlock")),
 			connect.WithClientOptions(opts...),
 		),
+		attest: connect.NewClient[garboardv1.AttestRequest, garboardv1.AttestResponse](
+			httpClient,
+			baseURL+NodeServiceAttestProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("Attest")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		bootChart: connect.NewClient[garboardv1.BootChartRequest, garboardv1.BootChartResponse](
 			httpClient,
 			baseURL+NodeServiceBootChartProcedure,
@@ -506,6 +517,7 @@ type nodeServiceClient struct {
 	listRecoveryKeys  *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
 	removeRecoveryKey *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
 	unlock            *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
+	attest            *connect.Client[garboardv1.AttestRequest, garboardv1.AttestResponse]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
 	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
 	createToken       *connect.Client[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse]
@@ -625,6 +637,11 @@ func (c *nodeServiceClient) RemoveRecoveryKey(ctx context.Context, req *connect.
 // Unlock calls garboard.v1.NodeService.Unlock.
 func (c *nodeServiceClient) Unlock(ctx context.Context, req *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
 	return c.unlock.CallUnary(ctx, req)
+}
+
+// Attest calls garboard.v1.NodeService.Attest.
+func (c *nodeServiceClient) Attest(ctx context.Context, req *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error) {
+	return c.attest.CallUnary(ctx, req)
 }
 
 // BootChart calls garboard.v1.NodeService.BootChart.
@@ -764,6 +781,8 @@ type NodeServiceHandler interface {
 	// Unlock opens a volume that no other key opens. The node then goes on with its boot, and gives
 	// its volumes the keys of its configuration.
 	Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error)
+	// Attest has the TPM sign what it has measured of this boot.
+	Attest(context.Context, *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
 	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
@@ -957,6 +976,13 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("Unlock")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceAttestHandler := connect.NewUnaryHandler(
+		NodeServiceAttestProcedure,
+		svc.Attest,
+		connect.WithSchema(nodeServiceMethods.ByName("Attest")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServiceBootChartHandler := connect.NewUnaryHandler(
 		NodeServiceBootChartProcedure,
 		svc.BootChart,
@@ -1117,6 +1143,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceRemoveRecoveryKeyHandler.ServeHTTP(w, r)
 		case NodeServiceUnlockProcedure:
 			nodeServiceUnlockHandler.ServeHTTP(w, r)
+		case NodeServiceAttestProcedure:
+			nodeServiceAttestHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
 		case NodeServiceKubeconfigProcedure:
@@ -1242,6 +1270,10 @@ func (UnimplementedNodeServiceHandler) RemoveRecoveryKey(context.Context, *conne
 
 func (UnimplementedNodeServiceHandler) Unlock(context.Context, *connect.Request[garboardv1.RecoveryKeyRequest]) (*connect.Response[garboardv1.RecoveryKeyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Unlock is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) Attest(context.Context, *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Attest is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error) {

@@ -13,11 +13,11 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// EPHEMERAL of a running worker is encrypted: it is drained, wiped, and comes back to its cluster. The client ends while
-// that goes on, and the power of the worker, too; the same command goes on, and then has nothing to do.
+// EPHEMERAL of a running worker is encrypted: it is drained, wiped, and comes back to its cluster. The client ends
+// while that goes on, and the power of the worker, too; the same command goes on, and then has nothing to do.
 func TestEncryptRunningNode(t *testing.T) {
 	c, m := e2etest.Start(t, "encrypt", qemu.QEMU, func(o *qemu.Options) { o.Workers, o.MemoryMiB = 1, memoryMiB })
-	c.Gbctl("bootstrap", "-n", c.Nodes[0].Address.String())
+	yields(t, c.Nodes[1])
 	c.Ready(m)
 	worker := c.Nodes[1]
 	node := worker.Address.String()

@@ -17,6 +17,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
+	"github.com/garboard-os/garboard/services/system/tpm"
 )
 
 // Options are what the API stands on: all that it can read or change.
@@ -79,4 +80,5 @@ type Recovery interface {
 	RecoveryKeys(ctx context.Context) ([]luks.RecoveryKey, error)
 	RemoveRecoveryKey(ctx context.Context) error
 	Unlock(ctx context.Context, key string) error
+	Quote(nonce []byte) (q tpm.Quote, system []byte, err error)
 }

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
@@ -49,4 +50,19 @@ func (s *nodeService) RemoveRecoveryKey(ctx context.Context, _ *connect.Request[
 
 func (s *nodeService) Unlock(ctx context.Context, req *connect.Request[apiv1.RecoveryKeyRequest]) (*connect.Response[apiv1.RecoveryKeyResponse], error) {
 	return connect.NewResponse(&apiv1.RecoveryKeyResponse{}), withKey(ctx, req.Msg.GetKey(), s.opts.Recovery.Unlock)
+}
+
+// Nonces of Attest are as long as hashes are, more or less.
+const minNonce, maxNonce = 16, 64
+
+func (s *nodeService) Attest(_ context.Context, req *connect.Request[apiv1.AttestRequest]) (*connect.Response[apiv1.AttestResponse], error) {
+	if n := len(req.Msg.GetNonce()); n < minNonce || n > maxNonce {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("a nonce has %d to %d bytes, and this one %d", minNonce, maxNonce, n))
+	}
+	q, system, err := s.opts.Recovery.Quote(req.Msg.GetNonce())
+	res := &apiv1.AttestResponse{Quoted: q.Quoted, Signature: q.Signature, Key: q.Key, System: system, Signatures: q.Signatures, Pcrs: map[uint32][]byte{}}
+	for pcr, value := range q.PCRs {
+		res.Pcrs[uint32(pcr)] = value
+	}
+	return connect.NewResponse(res), cannot(err)
 }

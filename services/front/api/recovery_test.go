@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/luks"
+	"github.com/garboard-os/garboard/services/system/tpm"
 	"github.com/garboard-os/garboard/services/system/volumes"
 )
 
@@ -42,12 +43,39 @@ func (d *sealed) RemoveRecoveryKey(context.Context) error {
 	return nil
 }
 
+func (d *sealed) Quote(nonce []byte) (q tpm.Quote, system []byte, err error) {
+	if d.key == "" {
+		return q, nil, tpm.ErrNone
+	}
+	return tpm.Quote{Quoted: nonce, PCRs: map[uint][]byte{7: []byte("seven")}}, []byte("system"), nil
+}
+
 func (d *sealed) Unlock(_ context.Context, key string) error {
 	if key != d.key {
 		return errors.New("it isn't the recovery key of STATE")
 	}
 	d.opened = true
 	return nil
+}
+
+// A proof needs a nonce of the caller, and a TPM.
+func TestAttest(t *testing.T) {
+	r, disk := newRig(t), &sealed{}
+	r.opts.Recovery = disk
+	r.serve()
+	node := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	nonce := []byte("0123456789abcdef")
+	_, err := ask(t, node.Attest, &apiv1.AttestRequest{Nonce: nonce})
+	wantCode(t, err, connect.CodeFailedPrecondition, "no TPM 2.0")
+	disk.key = "a key"
+	for _, n := range []int{0, 15, 65} {
+		_, err = ask(t, node.Attest, &apiv1.AttestRequest{Nonce: make([]byte, n)})
+		wantCode(t, err, connect.CodeInvalidArgument, "16 to 64 bytes")
+	}
+	answer, err := ask(t, node.Attest, &apiv1.AttestRequest{Nonce: nonce})
+	if must(t, err); string(answer.Quoted) != string(nonce) || string(answer.Pcrs[7]) != "seven" || string(answer.System) != "system" {
+		t.Errorf("%v", answer)
+	}
 }
 
 // A recovery key is for administrators, and is in no log.

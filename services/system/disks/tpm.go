@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/tpm"
@@ -39,6 +40,18 @@ func (d *Disks) Measured() Measured {
 		return *m
 	}
 	return Measured{}
+}
+
+// Quote is a proof of what this machine runs, and PCR 11 before the disks were opened.
+func (d *Disks) Quote(nonce []byte) (q tpm.Quote, system []byte, err error) {
+	if d.o.Mode == boot.Container {
+		return q, nil, errors.New("a node in a container has no TPM")
+	}
+	q, err = d.tpm.Quote(nonce)
+	if err == nil {
+		system, err = hex.DecodeString(d.Measured().PCR11)
+	}
+	return q, system, err
 }
 
 // Seal implements luks.Sealer.

@@ -29,6 +29,8 @@ import (
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 	"github.com/google/go-tpm/tpm2/transport/linuxtpm"
+
+	"github.com/garboard-os/garboard/api"
 )
 
 const (
@@ -62,7 +64,8 @@ type TPM struct {
 	// key and signatures are the owner's, in the running system; nil: it isn't signed.
 	key        *rsa.PublicKey
 	signatures []signature
-	why        error // the system has none
+	text       []byte // the signatures, as the stub has left them
+	why        error  // the system has none
 }
 
 // A signature says that a PCR 11 is that of a system of the owner.
@@ -90,14 +93,13 @@ func (t *TPM) read(dir string) error {
 	if err != nil {
 		return err
 	}
-	text, err = os.ReadFile(filepath.Join(dir, signatureFile))
-	if err != nil {
+	if t.text, err = os.ReadFile(filepath.Join(dir, signatureFile)); err != nil {
 		return err
 	}
 	var banks struct {
 		SHA256 []signature `json:"sha256"`
 	}
-	err = json.Unmarshal(text, &banks)
+	err = json.Unmarshal(t.text, &banks)
 	t.signatures = banks.SHA256
 	return err
 }
@@ -294,7 +296,7 @@ func (t *TPM) Values(pcrs ...uint) (values map[uint][]byte, err error) {
 
 // Close has the TPM give no secret back until the next boot.
 func (t *TPM) Close() error {
-	what := sha256.Sum256([]byte("garboard: the disks are open"))
+	what := sha256.Sum256([]byte(api.DisksOpen))
 	return t.with(func(c transport.TPM) error {
 		_, err := tpm2.PCRExtend{
 			PCRHandle: tpm2.AuthHandle{Handle: tpm2.TPMHandle(SystemPCR), Auth: tpm2.PasswordAuth(nil)},

@@ -182,10 +182,10 @@ func (x *execution) moved(node string) {
 	x.turn.Lock()
 	defer x.turn.Unlock()
 	why := fmt.Sprintf("node %s has taken it over: gbctl -n %s operation attach %s", node, node, x.id)
-	_ = x.applyHere(func(next *record) ([]Event, error) {
+	_ = x.apply(func(next *record) ([]Event, error) {
 		next.State, next.Ended, next.Error = Moved, time.Now(), why
 		return []Event{{Kind: Changed, State: Moved, Text: why}}, nil
-	}, nil, true)
+	}, nil, true, false)
 }
 
 // dropClaim gives the claim back, if there is one.

@@ -30,10 +30,12 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/oci"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
@@ -96,7 +98,7 @@ type Etcd struct {
 
 	// turn is held while a goroutine decides about this member and writes that
 	// into the journal.
-	turn      chan struct{}
+	turn      *semaphore.Weighted
 	begin     chan struct{} // ends the pause of a wait for a cluster
 	uploading sync.Mutex    // held while a snapshot is sent
 
@@ -119,10 +121,11 @@ type Etcd struct {
 
 // New makes this node's member and doesn't start it.
 func New(o Options) *Etcd {
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	o.DataDir = cmp.Or(o.DataDir, boot.EtcdDataDir)
-	o.Journal = cmp.Or(o.Journal, journalFile)
-	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
+	option.Default(&o.Log, slog.New(slog.DiscardHandler))
+	option.Default(&o.DataDir, boot.EtcdDataDir)
+	option.Default(&o.Journal, journalFile)
+	option.Default(&o.Running, func(...string) (string, error) { return "", nil })
+	e := &Etcd{o: o, turn: semaphore.NewWeighted(1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
 		Containerd:  o.Containerd,
 		ID:          ID,

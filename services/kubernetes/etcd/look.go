@@ -198,7 +198,7 @@ func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	restoring, err := e.running(RecoverOperation)
+	restoring, err := e.o.Running(RecoverOperation)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
@@ -88,11 +89,12 @@ func (d *Doctor) collectEndpoint(ctx context.Context, s *snapshot) func(*snapsho
 	if e.addresses, e.resolve = resolve(ctx, e.host); e.resolve != nil {
 		return func(s *snapshot) { s.endpoint = &e }
 	}
-	pool := authority(s.config)
 	e.answers = make([]answer, len(e.addresses))
 	var wg sync.WaitGroup
 	for i, addr := range e.addresses {
-		wg.Go(func() { e.answers[i] = ask(ctx, e.url+readyPath, addr, &tls.Config{RootCAs: pool}) })
+		wg.Go(func() {
+			e.answers[i] = ask(ctx, e.url+readyPath, addr, &tls.Config{RootCAs: pki.Pool(s.config.Cluster.TrustedCAs())})
+		})
 	}
 	wg.Wait()
 	return func(s *snapshot) { s.endpoint = &e }
@@ -104,7 +106,7 @@ func (d *Doctor) collectLocal(ctx context.Context, s *snapshot) func(*snapshot) 
 	if err != nil {
 		return nil
 	}
-	a := ask(ctx, o.Spec.LocalEndpoint+readyPath, netip.Addr{}, &tls.Config{RootCAs: authority(s.config)})
+	a := ask(ctx, o.Spec.LocalEndpoint+readyPath, netip.Addr{}, &tls.Config{RootCAs: pki.Pool(s.config.Cluster.TrustedCAs())})
 	return func(s *snapshot) { s.local = &a }
 }
 
@@ -141,12 +143,6 @@ func (d *Doctor) collectPrograms(ctx context.Context, known *snapshot) func(*sna
 	return func(s *snapshot) { s.programs = answers }
 }
 
-func authority(c *config.Config) *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(c.Cluster.TrustedCAs())
-	return pool
-}
-
 // resolve is the addresses of a host: itself, if it is one.
 func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
@@ -158,9 +154,7 @@ func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range found {
-		found[i] = found[i].Unmap()
-	}
+	found = lists.Of(found, netip.Addr.Unmap)
 	slices.SortFunc(found, netip.Addr.Compare)
 	found = slices.Compact(found)
 	return found[:min(len(found), maxAddresses)], nil

@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -27,12 +28,8 @@ var controlPlaneConditions = checks{
 		if !s.controlPlane() || !s.files.seen {
 			return nil
 		}
-		var missing []string
-		for _, p := range controlplane.Programs {
-			if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
-				missing = append(missing, name)
-			}
-		}
+		missing := lists.Of(controlplane.Programs, func(program string) string { return staticPodPrefix + program + ".yaml" })
+		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(s.files.staticPodFiles, name) })
 		if len(missing) == 0 {
 			return nil
 		}
@@ -44,16 +41,12 @@ var controlPlaneConditions = checks{
 	"apiserver-not-running":          func(s *snapshot) []finding { return s.programDown(apiServer) },
 	"controller-manager-not-running": func(s *snapshot) []finding { return s.programDown(controllerManager) },
 	"scheduler-not-running":          func(s *snapshot) []finding { return s.programDown(scheduler) },
-	"controller-failing": func(s *snapshot) (out []finding) {
-		for _, c := range s.controllers {
-			if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && slices.ContainsFunc(s.troubled, ofManifest) ||
-				c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
-				continue // said by other conditions
-			}
-			f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, until: s.at(bootstrapTime), evidence: []string{asFailure(c)}}
-			out = append(out, f)
-		}
-		return out
+	"controller-failing": func(s *snapshot) []finding {
+		return lists.Some(s.controllers, func(c resource.Object[resource.Failure]) (finding, bool) {
+			told := c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && slices.ContainsFunc(s.troubled, ofManifest) ||
+				c.ID == apiSecrets && len(s.down("apid", "")) > 0 // by other conditions
+			return finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, until: s.at(bootstrapTime), evidence: []string{asFailure(c)}}, !told
+		})
 	},
 }
 

@@ -6,8 +6,10 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/system/slots"
 )
 
 // failedTime is how long an operation or a system that has failed is told of: whoever didn't see
@@ -15,51 +17,41 @@ import (
 const failedTime = 24 * time.Hour
 
 var operationConditions = checks{
-	"operation-asks": func(s *snapshot) (out []finding) {
-		for _, o := range s.operations {
-			if o.Spec.Question != "" {
-				out = append(out, finding{
-					what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
-					next:     fmt.Sprintf("Answer it: gbctl -n ADDRESS operation answer %s ANSWER. gbctl -n ADDRESS operation attach %s shows the events before it.", o.ID, o.ID),
-					evidence: []string{asOperation(o)},
-				})
-			}
-		}
-		return out
+	"operation-asks": func(s *snapshot) []finding {
+		return lists.Some(s.operations, func(o resource.Object[operation.Spec]) (finding, bool) {
+			return finding{
+				what: fmt.Sprintf("Operation %s waits for an answer: %s", o.ID, o.Spec.Question), since: o.Spec.Began,
+				next:     fmt.Sprintf("Answer it: gbctl -n ADDRESS operation answer %s ANSWER. gbctl -n ADDRESS operation attach %s shows the events before it.", o.ID, o.ID),
+				evidence: []string{asOperation(o)},
+			}, o.Spec.Question != ""
+		})
 	},
-	"operation-failed": func(s *snapshot) (out []finding) {
+	"operation-failed": func(s *snapshot) []finding {
 		last := map[string]resource.Object[operation.Spec]{} // of each name
 		for _, o := range s.operations {
 			if before, ok := last[o.Spec.Name]; !ok || o.Spec.Began.After(before.Spec.Began) {
 				last[o.Spec.Name] = o
 			}
 		}
-		for _, o := range s.operations {
-			if o.Spec.State != operation.Failed || last[o.Spec.Name].ID != o.ID || s.now.Sub(o.Spec.Ended) > failedTime {
-				continue
-			}
-			out = append(out, finding{
+		return lists.Some(s.operations, func(o resource.Object[operation.Spec]) (finding, bool) {
+			return finding{
 				what: fmt.Sprintf("Operation %s has failed: %s", o.ID, o.Spec.Error), since: o.Spec.Ended,
 				next:     fmt.Sprintf("Look at its events (gbctl -n ADDRESS operation attach %s), remove the cause, and start it again.", o.ID),
 				evidence: []string{asOperation(o)},
-			})
-		}
-		return out
+			}, o.Spec.State == operation.Failed && last[o.Spec.Name].ID == o.ID && s.now.Sub(o.Spec.Ended) <= failedTime
+		})
 	},
-	"system-failed": func(s *snapshot) (out []finding) {
-		for _, slot := range s.slots {
+	"system-failed": func(s *snapshot) []finding {
+		return lists.Some(s.slots, func(slot resource.Object[slots.Status]) (finding, bool) {
 			// Who asked for its end, or waited for it, knows it.
 			told := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool {
 				return slices.Contains([]string{"install", "upgrade", "rollback"}, o.Spec.Name) && !o.Spec.Began.After(slot.Spec.Since) && !o.Spec.Ended.Before(slot.Spec.Since)
 			})
-			if slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told {
-				out = append(out, finding{
-					what: fmt.Sprintf("Garboard %s in slot %s has failed: %s", slot.Spec.Version, slot.ID, slot.Spec.Reason), since: slot.Spec.Since,
-					evidence: []string{fmt.Sprintf("resource Slots %s: %s since %s", slot.ID, slot.Spec.State, stamp(slot.Spec.Since))},
-				})
-			}
-		}
-		return out
+			return finding{
+				what: fmt.Sprintf("Garboard %s in slot %s has failed: %s", slot.Spec.Version, slot.ID, slot.Spec.Reason), since: slot.Spec.Since,
+				evidence: []string{fmt.Sprintf("resource Slots %s: %s since %s", slot.ID, slot.Spec.State, stamp(slot.Spec.Since))},
+			}, slot.Spec.State == boot.SlotBad && s.now.Sub(slot.Spec.Since) <= failedTime && !told
+		})
 	},
 }
 

@@ -56,10 +56,7 @@ var serviceConditions = checks{
 		return one(f)
 	}),
 	"image-pulling": eachService(func(s *snapshot, id string, svc service) []finding {
-		if svc.Reason != containerd.Pulling {
-			return nil
-		}
-		return one(finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+		return when(svc.Reason == containerd.Pulling, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 	}),
 	"image-sick":         func(s *snapshot) []finding { return s.pulls(true) },
 	"registry-silent":    registriesSilent,

@@ -94,7 +94,6 @@ func (p *Progress) plan(parts []Part) error {
 // maxPartID is the longest name of a node (RFC 1123).
 const maxPartID = 253
 
-
 func (p *Progress) runPart(ctx context.Context, part Part) error {
 	if s := p.x.record().step(p.step).part(part.ID); s.State == Done || s.State == Skipped {
 		return nil

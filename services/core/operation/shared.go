@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -302,24 +303,22 @@ func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, err
 
 // Elsewhere lists the shared operations that other control planes began and that haven't
 // ended. Those whose coordinator is gone wait for TakeOver.
-func (r *Runner) Elsewhere(ctx context.Context) (all []Operation, err error) {
+func (r *Runner) Elsewhere(ctx context.Context) ([]Operation, error) {
 	if r.o.Shared == nil {
 		return nil, nil
 	}
 	found, holders, err := r.shared(ctx)
-	for _, rec := range found {
-		if x, err := r.find(rec.ID); err == nil && !x.over() || rec.Finished() {
-			continue // it runs here, or has ended
-		}
+	return lists.Some(found, func(rec *record) (Operation, bool) {
+		x, none := r.find(rec.ID)
+		here := none == nil && !x.over()
 		o := rec.Operation
 		o.Elsewhere, o.Orphaned = true, holders[o.ID] == nil
 		if !o.Orphaned {
 			o.Coordinator = holders[o.ID].Node
 		}
 		o.Role = r.definitions[o.Name].Role
-		all = append(all, o)
-	}
-	return all, err
+		return o, !here && !rec.Finished()
+	}), err
 }
 
 // prune removes the oldest records of shared operations that have ended.

@@ -154,17 +154,13 @@ func (a archive) wanted(ctx context.Context, cfg *config.Config) map[string][]st
 // installer reports whether an image is marked as one that a system is installed from. An image that can't be read
 // isn't.
 func (a archive) installer(ctx context.Context, name string) bool {
-	var image ocispec.Image
-	m, err := manifestOf(ctx, a, a.images[name])
+	m, err := readJSON[ocispec.Manifest](ctx, a, a.images[name])
 	if err != nil {
 		return false
 	}
-	text, err := a.read(ctx, m.Config)
-	if err != nil || json.Unmarshal(text, &image) != nil {
-		return false
-	}
+	image, err := readJSON[ocispec.Image](ctx, a, m.Config)
 	_, marked := image.Config.Labels[esp.InstallerLabel]
-	return marked
+	return err == nil && marked
 }
 
 // take imports images of an archive into a namespace, unless they are there.

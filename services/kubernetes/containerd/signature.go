@@ -10,11 +10,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -81,16 +83,10 @@ func (s signature) trusted(rule *config.ImageRule) (keys []crypto.PublicKey, err
 	if err != nil {
 		return keys, err
 	}
-	roots, chain := x509.NewCertPool(), x509.NewCertPool()
-	roots.AppendCertsFromPEM(rule.Authority)
-	chain.AppendCertsFromPEM(s.chain)
-	if _, err := certificate.Verify(x509.VerifyOptions{Roots: roots, Intermediates: chain, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}}); err != nil {
+	if _, err := certificate.Verify(x509.VerifyOptions{Roots: pki.Pool(rule.Authority), Intermediates: pki.Pool(s.chain), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}}); err != nil {
 		return keys, err
 	}
-	names := slices.Clone(certificate.EmailAddresses)
-	for _, u := range certificate.URIs {
-		names = append(names, u.String())
-	}
+	names := slices.Concat(certificate.EmailAddresses, lists.Of(certificate.URIs, (*url.URL).String))
 	if !slices.Contains(names, rule.Identity) {
 		return keys, fmt.Errorf("its certificate is that of %s", strings.Join(names, ", "))
 	}

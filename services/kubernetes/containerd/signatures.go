@@ -71,7 +71,7 @@ func taggedSignatures(ctx context.Context, from source, image string, of digest.
 	if err != nil {
 		return nil, ignoreGone(err)
 	}
-	m, err := manifestOf(ctx, from, list)
+	m, err := readJSON[ocispec.Manifest](ctx, from, list)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func bundledSignatures(ctx context.Context, from source, image string, of digest
 		referrers = referrers[:maxSignatures]
 	}
 	for _, r := range referrers {
-		m, err := manifestOf(ctx, from, r)
+		m, err := readJSON[ocispec.Manifest](ctx, from, r)
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -204,12 +204,13 @@ func parseBundle(text []byte) (s signature) {
 	return s
 }
 
-func manifestOf(ctx context.Context, from source, d ocispec.Descriptor) (m ocispec.Manifest, err error) {
+// readJSON reads a part of an image that is a JSON document.
+func readJSON[T any](ctx context.Context, from source, d ocispec.Descriptor) (part T, err error) {
 	text, err := from.read(ctx, d)
 	if err == nil {
-		err = json.Unmarshal(text, &m)
+		err = json.Unmarshal(text, &part)
 	}
-	return m, err
+	return part, err
 }
 
 // listName is the name of the list of what refers to an image.
@@ -270,11 +271,7 @@ func (a archive) referrers(ctx context.Context, _ digest.Digest, name string) ([
 
 // indexed is what an index lists.
 func indexed(ctx context.Context, from source, list ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	var index ocispec.Index
-	text, err := from.read(ctx, list)
-	if err == nil {
-		err = json.Unmarshal(text, &index)
-	}
+	index, err := readJSON[ocispec.Index](ctx, from, list)
 	return index.Manifests, err
 }
 

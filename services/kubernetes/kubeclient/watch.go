@@ -25,8 +25,8 @@ const (
 
 // Event is one change that a watch saw.
 type Event struct {
-	Type   EventType
-	Object Object
+	Type   EventType `json:"type"`
+	Object Object    `json:"object"`
 }
 
 // watchSlack is what a watch may take over its time before the client hangs up:
@@ -55,10 +55,7 @@ func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion 
 	defer body.Close()
 	stream := json.NewDecoder(body)
 	for {
-		var event struct {
-			Type   EventType       `json:"type"`
-			Object json.RawMessage `json:"object"`
-		}
+		var event Event
 		err := stream.Decode(&event)
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -69,23 +66,18 @@ func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion 
 		if event.Type == "ERROR" {
 			return fmt.Errorf("watch %s: %w", r, watchError(event.Object))
 		}
-		var o Object
-		if err := json.Unmarshal(event.Object, &o); err != nil {
-			return fmt.Errorf("watch %s: decode object: %w", r, err)
-		}
-		if err := each(Event{event.Type, o}); err != nil {
+		if err := each(event); err != nil {
 			return err
 		}
 	}
 }
 
 // watchError is a Status that came in a stream: its HTTP code is inside.
-func watchError(raw []byte) error {
-	var status struct {
-		Code int `json:"code"`
-	}
-	if err := json.Unmarshal(raw, &status); err != nil {
+func watchError(o Object) error {
+	code, _ := o["code"].(float64)
+	raw, err := json.Marshal(o)
+	if err != nil {
 		return err
 	}
-	return statusError(status.Code, raw)
+	return statusError(int(code), raw)
 }

@@ -203,12 +203,9 @@ func ofPods(pods []kubeclient.Object, systems map[string]bool, boot time.Time) (
 			faults = append(faults, Fault{name, reason.Code(code), fmt.Sprintf("pod kube-system/%s: %s", pod.Name(), code), pod.ConditionOf("Ready").Time("lastTransitionTime")})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(systems)) {
-		if systems[name] {
-			faults = append(faults, Fault{Object: name, Code: NoPod, Text: "no pod of kube-system/" + name + " is on this node"})
-		}
-	}
-	return faults
+	return append(faults, lists.Some(slices.Sorted(maps.Keys(systems)), func(name string) (Fault, bool) {
+		return Fault{Object: name, Code: NoPod, Text: "no pod of kube-system/" + name + " is on this node"}, systems[name]
+	})...)
 }
 
 // failing is why a pod isn't ready, in a word; "": it is.

@@ -81,33 +81,25 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		}
 	}
 	good := err == nil && signedBy(cert, ca)
-	if good && fits(cert, ca, want) && pki.IsWorker(cert) {
-		if !c.stored.write(v, have.Serving) {
-			return keepAgain, nil
+	if !good || !fits(cert, ca, want) || !pki.IsWorker(cert) {
+		if !good { // otherwise the key stays: certificate and key are two files, see keep
+			if have.Serving.Key, err = pki.NewKey(pki.Ed25519); err != nil {
+				return 0, err
+			}
 		}
-		return renewal(now, have.Serving.Crt), nil
-	}
-	key := have.Serving.Key // certificate and key are two files: see keep
-	if !good {
-		made, err := pki.NewKey(pki.Ed25519)
+		have.Serving.Crt, err = c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), present, have.Serving.Key, want)
 		if err != nil {
+			return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
+		}
+		v.Log().Info("a control plane signed the certificate of the machine API")
+		if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: have.Serving}); err != nil {
 			return 0, err
 		}
-		key = made
 	}
-	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), present, key, want)
-	if err != nil {
-		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
-	}
-	v.Log().Info("a control plane signed the certificate of the machine API")
-	serving := config.CertKey{Crt: crt, Key: key}
-	if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: serving}); err != nil {
-		return 0, err
-	}
-	if !c.stored.write(v, serving) {
+	if !c.stored.write(v, have.Serving) {
 		return keepAgain, nil
 	}
-	return renewal(now, crt), nil
+	return renewal(now, have.Serving.Crt), nil
 }
 
 // stillFits is fits for a certificate that is due for renewal, and hasn't expired yet.

@@ -61,13 +61,11 @@ var rotating = operation.Data[rotation]{Key: "rotation"}
 type node struct{ rollout.Node }
 
 // chosen are those of the authorities that a node has.
-func (n node) chosen(all []string) (mine []string) {
-	for _, name := range all {
-		if a, found := authority(name); n.ControlPlane || found && a.Workers {
-			mine = append(mine, name)
-		}
-	}
-	return mine
+func (n node) chosen(all []string) []string {
+	return lists.Some(all, func(name string) (string, bool) {
+		a, found := authority(name)
+		return name, n.ControlPlane || found && a.Workers
+	})
 }
 
 // authority is the one with a name. If found is false, it is a key.

@@ -287,12 +287,8 @@ func (o Options) probe(ctx context.Context, r rotation, n node, chosen []string,
 // IssuedBy fails unless a server has a certificate of an authority. It ends the handshake
 // before it would have to show a certificate.
 func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) error {
-	ca, err := pki.ParseCert(authority)
-	if err != nil {
-		return err
-	}
 	return pki.Probe(ctx, server.String(), tls.VersionTLS12, func(served *x509.Certificate) error {
-		if served.CheckSignatureFrom(ca) != nil {
+		if !pki.SignedBy(served, authority) {
 			return errors.New("its certificate isn't of the new authority yet")
 		}
 		return nil

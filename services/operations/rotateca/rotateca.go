@@ -24,6 +24,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -190,19 +191,15 @@ func (j job) encrypt(ctx context.Context, p *operation.Progress) error {
 }
 
 // parts give each node the phase to, or undo it with back.
-func (j job) parts(r rotation, to, back phase) (parts []operation.Part) {
-	for _, n := range r.nodes(j.Options, to) {
+func (j job) parts(r rotation, to, back phase) []operation.Part {
+	return lists.Some(r.nodes(j.Options, to), func(n node) (operation.Part, bool) {
 		mine := slices.DeleteFunc(n.chosen(j.chosen), func(name string) bool { return r.needless(name, to) })
-		if len(mine) == 0 {
-			continue
-		}
-		parts = append(parts, operation.Part{
+		return operation.Part{
 			ID: n.Name, What: fmt.Sprintf("%s on node %q", to, n.Address), Deadline: nodeTimeout,
 			Run:  func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, to) },
 			Undo: func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, back) },
-		})
-	}
-	return parts
+		}, len(mine) > 0
+	})
 }
 
 // issued is when the last certificates were issued, or their issue began.

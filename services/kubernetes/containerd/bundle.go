@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -166,11 +167,8 @@ func (a archive) installer(ctx context.Context, name string) bool {
 // take imports images of an archive into a namespace, unless they are there.
 func (c *Containerd) take(ctx context.Context, from archive, namespace string, names []string, event func(string)) error {
 	cfg, err := configuration.Config(c.Store)
-	if err != nil {
-		return err
-	}
-	cl, err := c.Client()
-	if err != nil {
+	cl, unreached := c.Client()
+	if err = cmp.Or(err, unreached); err != nil {
 		return err
 	}
 	ctx = namespaces.WithNamespace(ctx, namespace)

@@ -254,11 +254,8 @@ func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, 
 func (e *Etcd) commandLine() ([]string, error) {
 	cfg, err := configuration.Config(e.o.Store)
 	me, none := e.o.self()
-	if err = cmp.Or(err, none); err != nil {
-		return nil, err
-	}
-	r, err := e.read()
-	if err != nil {
+	r, unread := e.read()
+	if err = cmp.Or(err, none, unread); err != nil {
 		return nil, err
 	}
 	return arguments(me, r, cfg.Cluster.Etcd.ExtraArgs), nil
@@ -332,11 +329,10 @@ func (e *Etcd) recognise() error {
 	if err != nil || !ok {
 		return err
 	}
-	if err := e.own(id); err != nil {
-		return err
+	if err = e.own(id); err == nil {
+		e.dataID.Store(&id)
 	}
-	e.dataID.Store(&id)
-	return nil
+	return err
 }
 
 func (e *Etcd) publish(ready bool) {

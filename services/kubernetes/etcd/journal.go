@@ -86,14 +86,13 @@ func (e *Etcd) readOrPutAside() (record, error) {
 // write is called by the holder of turn.
 func (e *Etcd) write(r record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
+	if err == nil {
+		err = boot.WriteFile(e.o.Journal, append(data, '\n'), 0o600)
 	}
-	if err := boot.WriteFile(e.o.Journal, append(data, '\n'), 0o600); err != nil {
-		return err
+	if err == nil {
+		e.keep(r)
 	}
-	e.keep(r)
-	return nil
+	return err
 }
 
 // keep records whether anything is left to do for r.

@@ -178,12 +178,9 @@ func extraMounts(c *config.Config) (out []specs.Mount) {
 
 func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 	cfg, err := configuration.Config(o.Store)
-	if err != nil {
-		return nil, err
-	}
-	addr, err := network.Addresses.Get(o.Store, network.AddressID)
-	name, none := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err = cmp.Or(err, none); err != nil {
+	addr, none := network.Addresses.Get(o.Store, network.AddressID)
+	name, unnamed := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err = cmp.Or(err, none, unnamed); err != nil {
 		return nil, err
 	}
 	args := commandLine(cfg, name.Spec, cfg.Cluster.Network.NodeIPs(addr.Spec.Primary, addr.Spec.All))

@@ -22,7 +22,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -38,6 +40,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -346,4 +349,54 @@ func (e *Etcd) publish(ready bool) {
 	}
 	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)
+}
+
+// StatusID is the ID of the only StatusSpec.
+const StatusID = "etcd"
+
+// StatusSpec is the state of this node's member. Only this package publishes it.
+type StatusSpec struct {
+	Ready    bool   `yaml:"ready"`
+	Endpoint string `yaml:"endpoint"`                 // https://127.0.0.1:2379
+	MemberID string `yaml:"memberID" column:"MEMBER"` // hexadecimal
+	// the version of those that it was started with: secrets.StatusSpec
+	Files string `yaml:"files"`
+}
+
+// Statuses has the object StatusID, on control planes.
+var Statuses = resource.Define[StatusSpec](resource.Definition{
+	Type: "EtcdStatuses.v1alpha1.garboard.dev", Kind: "EtcdStatus", Namespace: "runtime",
+})
+
+// Ready reports whether this node's member serves.
+func Ready(r resource.Reader) (StatusSpec, bool) {
+	o, err := Statuses.Get(r, StatusID)
+	return o.Spec, err == nil && o.Spec.Ready
+}
+
+const (
+	// serverBudget is how long etcd waits for the end of the API server. The kubelet, which
+	// ends it, may only just restart for the same change.
+	serverBudget = 15 * time.Second
+	serverPoll   = 250 * time.Millisecond
+)
+
+// awaitServer waits until this node's API server takes no more requests, if it restarts for
+// the same change as etcd: both read the authorities only at their start. An API server
+// that serves without its etcd keeps each request until its client gives up.
+func (e *Etcd) awaitServer(ctx context.Context, began *secrets.StatusSpec) {
+	cfg, err := configuration.Config(e.o.Store)
+	if err != nil || began == nil || began.Current(cfg) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, serverBudget)
+	defer cancel()
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort))
+	for range sleep.Every(ctx, serverPoll) {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return
+		}
+		conn.Close()
+	}
 }

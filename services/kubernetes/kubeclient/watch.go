@@ -12,15 +12,13 @@ import (
 	"time"
 )
 
-// EventType says what a watch saw.
+// EventType says what a watch saw. There are others, such as bookmarks, which only carry a resource version.
 type EventType string
 
 const (
 	Added    EventType = "ADDED"
 	Modified EventType = "MODIFIED"
 	Deleted  EventType = "DELETED"
-	// Bookmark only carries a resource version from which a later watch can go on.
-	Bookmark EventType = "BOOKMARK"
 )
 
 // Event is one change that a watch saw.

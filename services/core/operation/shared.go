@@ -283,9 +283,6 @@ func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, err
 	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
 	defer cancel()
 	found, err := r.o.Shared.List(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
 	var all []*record
 	holders := map[string]*Holder{}
 	for _, s := range found {
@@ -298,7 +295,7 @@ func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, err
 		holders[rec.ID] = s.Coordinator
 	}
 	slices.SortFunc(all, func(a, b *record) int { return a.Began.Compare(b.Began) })
-	return all, holders, nil
+	return all, holders, err
 }
 
 // Elsewhere lists the shared operations that other control planes began and that haven't

@@ -8,7 +8,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -157,23 +156,16 @@ type certFile struct {
 }
 
 // read returns the pair that an earlier boot has stored, if it is of one of these authorities and valid now.
-func (f *certFile) read(v resource.View, now time.Time, authorities ...config.CertKey) config.CertKey {
+func (f *certFile) read(v resource.View, now time.Time, authorities ...config.CertKey) (pair config.CertKey) {
 	data, err := os.ReadFile(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return config.CertKey{}
-	}
-	var pair config.CertKey
 	if err == nil {
 		pair, err = usable(data, now, authorities)
 	}
-	if err == nil {
-		return pair
+	if boot.IgnoreMissing(err) != nil && err.Error() != f.logged {
+		f.logged = err.Error()
+		v.Log().Info(fmt.Sprintf("the stored certificate of the machine API, %s, isn't used: %v", f.path, err))
 	}
-	if why := err.Error(); why != f.logged {
-		f.logged = why
-		v.Log().Info(fmt.Sprintf("the stored certificate of the machine API, %s, isn't used: %s", f.path, why))
-	}
-	return config.CertKey{}
+	return pair
 }
 
 func usable(data []byte, now time.Time, authorities []config.CertKey) (none config.CertKey, err error) {

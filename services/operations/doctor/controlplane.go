@@ -25,18 +25,13 @@ const (
 
 var controlPlaneConditions = checks{
 	"static-pods-not-generated": func(s *snapshot) []finding {
-		if !s.controlPlane() || !s.files.seen {
-			return nil
-		}
 		missing := lists.Of(controlplane.Programs, func(program string) string { return staticPodPrefix + program + ".yaml" })
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(s.files.staticPodFiles, name) })
-		if len(missing) == 0 {
-			return nil
-		}
-		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime)}
-		f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
-		f.evidence = append(f.evidence, lists.Of(s.controllers, asFailure)...)
-		return one(f)
+		evidence := []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+		return when(s.controlPlane() && s.files.seen && len(missing) > 0, finding{
+			what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime),
+			evidence: append(evidence, lists.Of(s.controllers, asFailure)...),
+		})
 	},
 	"apiserver-not-running":          func(s *snapshot) []finding { return s.programDown(apiServer) },
 	"controller-manager-not-running": func(s *snapshot) []finding { return s.programDown(controllerManager) },

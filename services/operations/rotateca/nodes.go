@@ -43,15 +43,12 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 // behind with the old authorities.
 func (r rotation) same(ctx context.Context, client *kubeclient.Client) error {
 	nodes, err := rollout.Nodes(ctx, client)
-	if err != nil {
-		return err
-	}
 	for _, n := range nodes {
 		if !slices.ContainsFunc(r.Nodes, func(known rollout.Node) bool { return known.Name == n.Name() }) {
 			return rollout.Lasting{Err: fmt.Errorf("node %s has joined since the rotation began, and accepts only the old authorities: begin again", n.Name())}
 		}
 	}
-	return nil
+	return err
 }
 
 // look asks all nodes. The error names everything that keeps the rotation from beginning.

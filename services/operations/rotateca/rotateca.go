@@ -132,8 +132,8 @@ func (j job) steps() []operation.Step {
 			Deadline: 2 * tokenLife, Run: issued.Then(j.awaitTokens)},
 		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone",
 			Deadline: time.Minute, Run: rotating.Then(j.confirm)},
-		{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
-			Deadline: allTimeout, Run: rotating.Then(j.drop)},
+		rotating.InParts(operation.Step{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
+			Deadline: allTimeout}, func(r rotation) []operation.Part { return j.parts(r, dropped, dropped) }),
 		{ID: "join", What: "end the tokens with which nodes join", PointOfNoReturn: true, Omit: !j.joins,
 			Deadline: allTimeout, Run: rotating.Then(j.join)},
 		{ID: "verify", What: "check that no node accepts the old authorities", PointOfNoReturn: true,
@@ -226,10 +226,6 @@ func (j job) confirm(ctx context.Context, p *operation.Progress, r rotation) err
 		return err
 	}
 	return j.Kubernetes.Poll(ctx, p, r.same) // the answer may have taken a day
-}
-
-func (j job) drop(ctx context.Context, p *operation.Progress, r rotation) error {
-	return p.Each(ctx, 1, j.parts(r, dropped, dropped)...)
 }
 
 // join gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -104,10 +105,7 @@ func hostFiles(r config.Registries) []hostFile {
 
 // tlsSettings are the lines, and the files that they name, for one host.
 func tlsSettings(r config.Registries, dir, host string) (lines string, files []hostFile) {
-	t := r.Config[host].TLS
-	if t == nil {
-		t = r.Config["*"].TLS
-	}
+	t := cmp.Or(r.Config[host].TLS, r.Config["*"].TLS)
 	if t == nil {
 		return "", nil
 	}

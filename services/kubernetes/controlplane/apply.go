@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -103,11 +104,9 @@ func ownCluster(r resource.Reader) (keys secrets.KubernetesSpec, member etcd.Sta
 }
 
 // WantedObjects are the objects of all bootstrap manifests, in the order of their IDs.
-func WantedObjects(r resource.Reader) (objects []kubeclient.Object) {
-	for _, o := range inOrder(BootstrapManifests.List(r)) {
-		objects = append(objects, o.Spec.Objects...)
-	}
-	return objects
+func WantedObjects(r resource.Reader) []kubeclient.Object {
+	objects := func(o resource.Object[Manifest]) []kubeclient.Object { return o.Spec.Objects }
+	return slices.Concat(lists.Of(inOrder(BootstrapManifests.List(r)), objects)...)
 }
 
 // waitReady gives the apiserver some time to start. If it isn't ready after

@@ -73,7 +73,8 @@ func (p *Progress) Ask(ctx context.Context, q Question) (string, error) {
 	case <-time.After(q.Timeout):
 	}
 	if q.Default != "" {
-		_ = p.x.answer(q.ID, q.Default, "nobody, within "+q.Timeout.String()) // fails after an answer in the last moment
+		// It fails after an answer in the last moment, which counts then.
+		_ = p.x.answer(q.ID, q.Default, "nobody, within "+q.Timeout.String())
 	}
 	select {
 	case text := <-open.answer:

@@ -76,6 +76,23 @@ func ParseCert(text []byte) (*x509.Certificate, error) {
 	return first(text, "certificate", x509.ParseCertificate, certType)
 }
 
+// Pool has the certificates of PEM text.
+func Pool(text []byte) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(text)
+	return pool
+}
+
+// SignedBy reports whether a certificate is of one of the authorities in PEM text, whatever the time is.
+func SignedBy(cert *x509.Certificate, authorities []byte) bool {
+	for block, rest := pem.Decode(authorities); block != nil; block, rest = pem.Decode(rest) {
+		if authority, err := x509.ParseCertificate(block.Bytes); err == nil && cert.CheckSignatureFrom(authority) == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // ParsePublicKey reads the first public key of PEM text (RFC 7468, section 13): RSA, ECDSA or Ed25519.
 func ParsePublicKey(text []byte) (crypto.PublicKey, error) {
 	return first(text, "public key", x509.ParsePKIXPublicKey, publicType)

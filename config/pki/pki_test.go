@@ -250,3 +250,23 @@ func TestCrossSign(t *testing.T) {
 		}
 	}
 }
+
+func TestSignedBy(t *testing.T) {
+	t.Parallel()
+	ours, former, other := newCA(t, NewEtcdCA), newCA(t, NewEtcdCA), newCA(t, NewMachineCA)
+	crt, _, err := former.Issue(Leaf{CN: "node", Client: true, Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := ParseCert(crt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := append(bytes.Clone(ours.Cert), former.Cert...)
+	if !SignedBy(cert, both) || SignedBy(cert, ours.Cert) || SignedBy(cert, other.Cert) || SignedBy(cert, nil) {
+		t.Error("a certificate is of the second of two authorities, and of no other")
+	}
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: Pool(both), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+		t.Error(err)
+	}
+}

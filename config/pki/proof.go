@@ -60,9 +60,7 @@ func CheckProof(proof, authorities []byte, purpose string, message []byte, now t
 	if err != nil {
 		return nil, fmt.Errorf("the proof: %w", err)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(authorities)
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: Pool(authorities), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		return nil, fmt.Errorf("the proof: %w", err)
 	}
 	algorithm := x509.PureEd25519

@@ -25,7 +25,7 @@ var Folders = map[string]Folder{
 		"services/kubernetes/etcd", "services/kubernetes/peers", "services/kubernetes/kubelet", "tools/gbctl/bootstrap.go", "tools/gbctl/health.go",
 	}},
 	"qemu/e2e/broken": {
-		All:   []string{"services/operations/doctor", "services/kubernetes/containerd/probe.go", "services/system/resolver/resolver.go", "services/front/api/service.go"},
+		All:   []string{"services/operations/doctor", "services/kubernetes/containerd/registries.go", "services/system/resolver/resolver.go", "services/front/api/service.go"},
 		Tests: map[string][]string{"TestOutageOfEtcd": {"services/kubernetes/controlplane/staticfile.go", "services/kubernetes/etcd"}},
 	},
 	"qemu/e2e/clients": {All: []string{"api", "services/front", "services/kubernetes/kubeclient", "tools/gbctl/kubeconfig.go"}},

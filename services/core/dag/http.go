@@ -14,12 +14,17 @@ const answerLimit = 512 // bytes
 
 // HTTPCheck is a health check: the URL answers with status 200.
 func HTTPCheck(url string) func(context.Context) error {
+	return HTTPCheckBy(http.DefaultClient, url)
+}
+
+// HTTPCheckBy is HTTPCheck by another client than the usual one.
+func HTTPCheckBy(client *http.Client, url string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
 		}
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := client.Do(req)
 		if err != nil {
 			return err
 		}

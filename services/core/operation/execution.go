@@ -110,7 +110,7 @@ type change func(next *record) ([]Event, error)
 func (x *execution) commit(c change, then func()) error {
 	x.turn.Lock()
 	defer x.turn.Unlock()
-	return x.apply(c, then, x.def.WithoutJournal || !x.record().returnable())
+	return x.apply(c, then, x.def.WithoutJournal || !x.record().returnable(), x.def.Shared)
 }
 
 // force is commit for what is so, whether it can be written down or not. The record of a
@@ -119,7 +119,7 @@ func (x *execution) commit(c change, then func()) error {
 func (x *execution) force(c change) {
 	for {
 		x.turn.Lock()
-		err := x.apply(c, nil, true) // c alone could fail, and doesn't
+		err := x.apply(c, nil, true, x.def.Shared) // c alone could fail, and doesn't
 		x.turn.Unlock()
 		if !errors.Is(err, errLost) || !x.coordinate(x.r.ctx) {
 			return
@@ -127,32 +127,18 @@ func (x *execution) force(c change) {
 	}
 }
 
-// apply writes the next record to etcd, if it is shared, and then applies it here.
-func (x *execution) apply(c change, then func(), anyway bool) error {
-	if !x.def.Shared {
-		return x.applyHere(c, then, anyway)
-	}
+// apply writes the next record to etcd, if it is shared, and then here; the caller holds turn.
+func (x *execution) apply(c change, then func(), anyway, shared bool) error {
 	next := x.record().clone()
 	next.Seq++
 	events, err := c(next)
+	events = stamped(events)
+	if err == nil && shared {
+		err = x.share(next, events)
+	}
 	if err != nil {
 		return err
 	}
-	events = stamped(events)
-	if err := x.share(next, events); err != nil {
-		return err
-	}
-	return x.applyHere(func(mine *record) ([]Event, error) { *mine = *next; return events, nil }, then, anyway)
-}
-
-func (x *execution) applyHere(c change, then func(), anyway bool) error {
-	next := x.record().clone()
-	next.Seq++
-	events, err := c(next)
-	if err != nil {
-		return err
-	}
-	events = stamped(events)
 	if err := x.write(next, events); err != nil {
 		if !anyway {
 			return fmt.Errorf("operation %s: %w", x.id, err)

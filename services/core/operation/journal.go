@@ -91,6 +91,12 @@ type Status struct {
 	Parts           []PartStatus  `json:"parts,omitempty"`
 }
 
+// becomes puts a step into a state, and returns the event of that.
+func (s *Status) becomes(state State, reason string) Event {
+	s.State, s.Reason, s.Ended = state, bounded(reason), time.Now()
+	return Event{Kind: Changed, Step: s.ID, State: state, Text: reason}
+}
+
 // Finished reports whether the operation has ended.
 func (o *Operation) Finished() bool { return o.State != Running && o.State != Undoing }
 

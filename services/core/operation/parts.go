@@ -94,11 +94,6 @@ func (p *Progress) plan(parts []Part) error {
 // maxPartID is the longest name of a node (RFC 1123).
 const maxPartID = 253
 
-// of is the progress of one part.
-func (p *Progress) of(part Part, deadline *pausable) *Progress {
-	return &Progress{x: p.x, step: p.step, part: part.ID, deadline: deadline}
-}
-
 func (p *Progress) runPart(ctx context.Context, part Part) error {
 	if s := p.x.record().step(p.step).part(part.ID); s.State == Done || s.State == Skipped {
 		return nil
@@ -132,7 +127,9 @@ func (p *Progress) callPart(ctx context.Context, part Part, run func(context.Con
 		defer deadline.end()
 		ctx = deadline.ctx
 	}
-	err := dag.Guard(p.x.r.o.Log, func() error { return run(ctx, p.of(part, deadline)) })
+	err := dag.Guard(p.x.r.o.Log, func() error {
+		return run(ctx, &Progress{x: p.x, step: p.step, part: part.ID, deadline: deadline})
+	})
 	return deadline.why(err)
 }
 

@@ -55,7 +55,7 @@ func (x *execution) run(ctx context.Context) {
 	if before {
 		x.lock = x.r.retake(ctx, h, func(text string) { x.report("", "", text) })
 	}
-	if x.def.Shared && !x.claimed() && !x.coordinate(ctx) {
+	if x.def.Shared && x.claimed() == nil && !x.coordinate(ctx) {
 		x.dropClaim()
 		if x.record().Finished() { // another node has it, or has ended it
 			x.release(0)
@@ -158,10 +158,10 @@ func (x *execution) forward(ctx context.Context) error {
 	return nil
 }
 
-func (x *execution) claimed() bool {
+func (x *execution) claimed() Claim {
 	x.turn.Lock()
 	defer x.turn.Unlock()
-	return x.claim != nil
+	return x.claim
 }
 
 // step runs one step, and writes down before that it begins and after it how it
@@ -197,10 +197,8 @@ func (x *execution) step(ctx context.Context, i int, step Step) error {
 		if next.State != Running {
 			return nil, errAborted
 		}
-		s := &next.Steps[i]
-		s.State, s.Reason, s.Ended = state, bounded(reason), time.Now()
 		next.Wiped = next.Wiped || step.WipesJournal && state == Done
-		return []Event{{Kind: Changed, Step: s.ID, State: state, Text: reason}}, nil
+		return []Event{next.Steps[i].becomes(state, reason)}, nil
 	}, nil)
 }
 
@@ -214,8 +212,7 @@ func (x *execution) beginStep(next *record, i int, step Step) ([]Event, error) {
 		if !s.Optional {
 			return nil, errors.New(reason)
 		}
-		s.State, s.Reason, s.Ended = Skipped, reason, time.Now()
-		return []Event{{Kind: Changed, Step: s.ID, State: Skipped, Text: reason}}, nil
+		return []Event{s.becomes(Skipped, reason)}, nil
 	}
 	s.State, s.Began = Running, time.Now()
 	s.Attempts++
@@ -248,10 +245,9 @@ func (x *execution) endNode(ctx context.Context, i int, step Step) error {
 func (x *execution) fail(i int, err error) {
 	x.force(func(next *record) ([]Event, error) {
 		s := &next.Steps[i]
-		s.State, s.Reason, s.Ended = Failed, bounded(err.Error()), time.Now()
 		next.Error = bounded(s.ID + ": " + err.Error())
-		events := []Event{{Kind: Changed, Step: s.ID, State: Failed, Text: err.Error()}}
-		return append(events, x.conclude(next, Failed)...), nil
+		failed := s.becomes(Failed, err.Error())
+		return append([]Event{failed}, x.conclude(next, Failed)...), nil
 	})
 }
 
@@ -261,8 +257,7 @@ func (x *execution) fail(i int, err error) {
 func (x *execution) conclude(next *record, verdict State) (events []Event) {
 	for i := range next.Steps {
 		if s := &next.Steps[i]; s.State == Running && !(next.returnable() && x.undoable(*s)) {
-			s.State, s.Reason, s.Ended = Failed, next.Error, time.Now()
-			events = append(events, Event{Kind: Changed, Step: s.ID, State: Failed, Text: s.Reason})
+			events = append(events, s.becomes(Failed, next.Error))
 		}
 	}
 	if next.returnable() && slices.ContainsFunc(next.Steps, x.undoable) {
@@ -355,13 +350,12 @@ func (x *execution) backward(ctx context.Context) {
 		}
 		x.force(func(next *record) ([]Event, error) {
 			s := &next.Steps[i]
-			s.State, s.Ended = Undone, time.Now()
-			if err == nil {
-				return []Event{{Kind: Changed, Step: s.ID, State: Undone}}, nil
+			if err != nil {
+				next.Error = bounded(fmt.Sprintf("%s; %s isn't undone: %v", next.Error, s.ID, err))
+				return []Event{s.becomes(Failed, "undo: "+err.Error())}, nil
 			}
-			s.State, s.Reason = Failed, bounded("undo: "+err.Error())
-			next.Error = bounded(fmt.Sprintf("%s; %s isn't undone: %v", next.Error, s.ID, err))
-			return []Event{{Kind: Changed, Step: s.ID, State: Failed, Text: s.Reason}}, nil
+			s.State, s.Ended = Undone, time.Now()
+			return []Event{{Kind: Changed, Step: s.ID, State: Undone}}, nil
 		})
 	}
 	x.end(x.record().Verdict, "")
@@ -373,9 +367,7 @@ func (x *execution) attempt(ctx context.Context, step Step, run func(context.Con
 	p := newPausable(ctx, step.Deadline)
 	defer p.end()
 	if x.def.Shared {
-		x.turn.Lock()
-		claim := x.claim
-		x.turn.Unlock()
+		claim := x.claimed()
 		if claim == nil {
 			return errLost
 		}

@@ -88,12 +88,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if sleep.Group(&r.running, stopBudget) {
 		return nil
 	}
-	var left []string
-	for _, x := range r.all() {
-		if !x.over() {
-			left = append(left, x.id)
-		}
-	}
+	left := lists.Some(r.all(), func(x *execution) (string, bool) { return x.id, !x.over() })
 	return fmt.Errorf("stop operations: not within %s: %s", stopBudget, strings.Join(left, ", "))
 }
 

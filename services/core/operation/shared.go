@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -182,10 +183,10 @@ func (x *execution) moved(node string) {
 	x.turn.Lock()
 	defer x.turn.Unlock()
 	why := fmt.Sprintf("node %s has taken it over: gbctl -n %s operation attach %s", node, node, x.id)
-	_ = x.applyHere(func(next *record) ([]Event, error) {
+	_ = x.apply(func(next *record) ([]Event, error) {
 		next.State, next.Ended, next.Error = Moved, time.Now(), why
 		return []Event{{Kind: Changed, State: Moved, Text: why}}, nil
-	}, nil, true)
+	}, nil, true, false)
 }
 
 // dropClaim gives the claim back, if there is one.
@@ -282,9 +283,6 @@ func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, err
 	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
 	defer cancel()
 	found, err := r.o.Shared.List(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
 	var all []*record
 	holders := map[string]*Holder{}
 	for _, s := range found {
@@ -297,29 +295,27 @@ func (r *Runner) shared(ctx context.Context) ([]*record, map[string]*Holder, err
 		holders[rec.ID] = s.Coordinator
 	}
 	slices.SortFunc(all, func(a, b *record) int { return a.Began.Compare(b.Began) })
-	return all, holders, nil
+	return all, holders, err
 }
 
 // Elsewhere lists the shared operations that other control planes began and that haven't
 // ended. Those whose coordinator is gone wait for TakeOver.
-func (r *Runner) Elsewhere(ctx context.Context) (all []Operation, err error) {
+func (r *Runner) Elsewhere(ctx context.Context) ([]Operation, error) {
 	if r.o.Shared == nil {
 		return nil, nil
 	}
 	found, holders, err := r.shared(ctx)
-	for _, rec := range found {
-		if x, err := r.find(rec.ID); err == nil && !x.over() || rec.Finished() {
-			continue // it runs here, or has ended
-		}
+	return lists.Some(found, func(rec *record) (Operation, bool) {
+		x, none := r.find(rec.ID)
+		here := none == nil && !x.over()
 		o := rec.Operation
 		o.Elsewhere, o.Orphaned = true, holders[o.ID] == nil
 		if !o.Orphaned {
 			o.Coordinator = holders[o.ID].Node
 		}
 		o.Role = r.definitions[o.Name].Role
-		all = append(all, o)
-	}
-	return all, err
+		return o, !here && !rec.Finished()
+	}), err
 }
 
 // prune removes the oldest records of shared operations that have ended.

@@ -107,12 +107,7 @@ func (s *history) replace(events []Event, boot uint64) {
 
 // since are the events after a cursor.
 func (s *history) since(after uint64) []Event {
-	for i, e := range s.events {
-		if e.Cursor > after {
-			return slices.Clone(s.events[i:])
-		}
-	}
-	return nil
+	return slices.DeleteFunc(slices.Clone(s.events), func(e Event) bool { return e.Cursor <= after })
 }
 
 // behind reports whether a watcher hasn't received the last event yet.

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -65,18 +63,15 @@ func (s *serverList) list() []netip.AddrPort {
 // load reads the list of the last boot. Without it there is the endpoint.
 func (s *serverList) load() {
 	data, err := os.ReadFile(s.o.file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	}
 	var found []netip.AddrPort
 	if err == nil {
 		err = json.Unmarshal(data, &found)
 	}
-	if err != nil {
+	if err == nil {
+		s.servers = found[:min(len(found), maxServers)]
+	} else if boot.IgnoreMissing(err) != nil {
 		s.log.Warn(fmt.Sprintf("the API servers that were known at the last boot: %s: %v", s.o.file, err))
-		return
 	}
-	s.servers = found[:min(len(found), maxServers)]
 }
 
 // update sets the list to what Kubernetes returned. An empty list is ignored: the server

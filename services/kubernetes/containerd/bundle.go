@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -154,27 +155,20 @@ func (a archive) wanted(ctx context.Context, cfg *config.Config) map[string][]st
 // installer reports whether an image is marked as one that a system is installed from. An image that can't be read
 // isn't.
 func (a archive) installer(ctx context.Context, name string) bool {
-	var image ocispec.Image
-	m, err := manifestOf(ctx, a, a.images[name])
+	m, err := readJSON[ocispec.Manifest](ctx, a, a.images[name])
 	if err != nil {
 		return false
 	}
-	text, err := a.read(ctx, m.Config)
-	if err != nil || json.Unmarshal(text, &image) != nil {
-		return false
-	}
+	image, err := readJSON[ocispec.Image](ctx, a, m.Config)
 	_, marked := image.Config.Labels[esp.InstallerLabel]
-	return marked
+	return err == nil && marked
 }
 
 // take imports images of an archive into a namespace, unless they are there.
 func (c *Containerd) take(ctx context.Context, from archive, namespace string, names []string, event func(string)) error {
 	cfg, err := configuration.Config(c.Store)
-	if err != nil {
-		return err
-	}
-	cl, err := c.Client()
-	if err != nil {
+	cl, unreached := c.Client()
+	if err = cmp.Or(err, unreached); err != nil {
 		return err
 	}
 	ctx = namespaces.WithNamespace(ctx, namespace)

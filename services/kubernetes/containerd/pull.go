@@ -55,10 +55,8 @@ type pullWord struct {
 // PullReason is why an image can't be had, by containerd's text.
 func PullReason(text string) reason.Code {
 	for _, r := range pullWords {
-		for _, w := range r.words {
-			if strings.Contains(text, w) {
-				return r.code
-			}
+		if slices.ContainsFunc(r.words, func(word string) bool { return strings.Contains(text, word) }) {
+			return r.code
 		}
 	}
 	return ImagePullFailed

@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
@@ -103,11 +104,9 @@ func ownCluster(r resource.Reader) (keys secrets.KubernetesSpec, member etcd.Sta
 }
 
 // WantedObjects are the objects of all bootstrap manifests, in the order of their IDs.
-func WantedObjects(r resource.Reader) (objects []kubeclient.Object) {
-	for _, o := range inOrder(BootstrapManifests.List(r)) {
-		objects = append(objects, o.Spec.Objects...)
-	}
-	return objects
+func WantedObjects(r resource.Reader) []kubeclient.Object {
+	objects := func(o resource.Object[Manifest]) []kubeclient.Object { return o.Spec.Objects }
+	return slices.Concat(lists.Of(inOrder(BootstrapManifests.List(r)), objects)...)
 }
 
 // waitReady gives the apiserver some time to start. If it isn't ready after
@@ -156,17 +155,8 @@ func admin(r resource.Reader) (kubeclient.Options, error) {
 // ServesAt says why no API server of this cluster is at a URL, or none whose certificate has a name. "" is the name in
 // the URL.
 func ServesAt(ctx context.Context, r resource.Reader, url, name string) error {
-	options, err := admin(r)
-	if err != nil {
-		return err
-	}
-	options.Server, options.ServerName = url, name
-	client, err := kubeclient.New(options)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return client.Ready(ctx)
+	there := func(o *kubeclient.Options) { o.Server, o.ServerName = url, name }
+	return asAdmin(r, there, func(c *kubeclient.Client) error { return c.Ready(ctx) })
 }
 
 // Metrics are those of the API server of one node, in the text format of Prometheus.
@@ -194,13 +184,23 @@ func AcceptedBy(ctx context.Context, r resource.Reader, node netip.Addr, ca conf
 
 // onNode calls do with a client of the API server of one node, as the cluster's administrator unless as changes that.
 func onNode(r resource.Reader, node netip.Addr, as func(*kubeclient.Options), do func(*kubeclient.Client) error) error {
-	options, err := admin(r)
-	own, none := Configs.Get(r, apiServer)
-	if err = cmp.Or(err, none); err != nil {
+	own, err := Configs.Get(r, apiServer)
+	if err != nil {
 		return err
 	}
-	options.Server = "https://" + netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort)).String()
-	as(&options)
+	return asAdmin(r, func(o *kubeclient.Options) {
+		o.Server = "https://" + netip.AddrPortFrom(node, uint16(own.Spec.(APIServerConfig).LocalPort)).String()
+		as(o)
+	}, do)
+}
+
+// asAdmin calls do with a client of the cluster's administrator, whose options were changed.
+func asAdmin(r resource.Reader, change func(*kubeclient.Options), do func(*kubeclient.Client) error) error {
+	options, err := admin(r)
+	if err != nil {
+		return err
+	}
+	change(&options)
 	client, err := kubeclient.New(options)
 	if err != nil {
 		return err
@@ -237,12 +237,6 @@ func withMutex(ctx context.Context, r resource.Reader, endpoint string, do func(
 	// If the session is lost, so is the mutex, and the work must stop.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() {
-		select {
-		case <-session.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(session.Ctx(), cancel)()
 	return do(ctx, client)
 }

@@ -77,19 +77,26 @@ func initialized(ctx context.Context, r resource.Reader, endpoint string) (bool,
 
 // RemoveInitialized removes the mark: the control plane isn't self-hosted any more.
 func RemoveInitialized(ctx context.Context, r resource.Reader) error {
+	return onMember(ctx, r, func(ctx context.Context, endpoint string) error {
+		client, err := etcd.Dial(ctx, r, endpoint)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		if _, err := client.Delete(ctx, initializedKey); err != nil {
+			return fmt.Errorf("remove %s from etcd: %w", initializedKey, err)
+		}
+		return nil
+	})
+}
+
+// onMember does what a user has asked for in this node's member of etcd.
+func onMember(ctx context.Context, r resource.Reader, do func(ctx context.Context, endpoint string) error) error {
 	member, ready := etcd.Ready(r)
 	if !ready {
 		return errors.New("the member of etcd on this node isn't ready: gbctl service etcd")
 	}
 	ctx, cancel := context.WithTimeout(ctx, initializedTimeout)
 	defer cancel()
-	client, err := etcd.Dial(ctx, r, member.Endpoint)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	if _, err := client.Delete(ctx, initializedKey); err != nil {
-		return fmt.Errorf("remove %s from etcd: %w", initializedKey, err)
-	}
-	return nil
+	return do(ctx, member.Endpoint)
 }

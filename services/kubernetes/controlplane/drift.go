@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,18 +50,13 @@ type ObjectDrift struct {
 
 // String is the drift as a column of a table.
 func (d ManifestDrift) String() string {
-	if len(d.Objects) == 0 {
-		return "none"
-	}
-	var parts []string
-	for _, o := range d.Objects {
-		what := strings.Join(o.Fields, ",")
+	parts := lists.Of(d.Objects, func(o ObjectDrift) string {
 		if o.Missing {
-			what = "missing"
+			return o.Object + ": missing"
 		}
-		parts = append(parts, o.Object+": "+what)
-	}
-	return strings.Join(parts, "; ")
+		return o.Object + ": " + strings.Join(o.Fields, ",")
+	})
+	return cmp.Or(strings.Join(parts, "; "), "none")
 }
 
 // ManifestDrifts have the namespaces and IDs of the manifests that they belong to.

@@ -3,7 +3,6 @@ package controlplane
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -63,14 +62,10 @@ func issuersOf(r resource.Reader) []string {
 
 // RecordIssuer makes all control planes accept tokens of an endpoint.
 func RecordIssuer(ctx context.Context, r resource.Reader, endpoint string) error {
-	member, ready := etcd.Ready(r)
-	if !ready {
-		return errors.New("the member of etcd on this node isn't ready: gbctl service etcd")
-	}
-	ctx, cancel := context.WithTimeout(ctx, issuersTimeout)
-	defer cancel()
-	_, err := recordIssuer(ctx, r, member.Endpoint, endpoint)
-	return err
+	return onMember(ctx, r, func(ctx context.Context, member string) error {
+		_, err := recordIssuer(ctx, r, member, endpoint)
+		return err
+	})
 }
 
 // recordIssuer adds the endpoint of today to etcd, and returns all.

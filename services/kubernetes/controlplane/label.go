@@ -287,9 +287,7 @@ func taintsOf(wanted map[string]config.Taint, ours []string, node kubeclient.Obj
 
 // noted is the list in an annotation of the node.
 func noted(node kubeclient.Object, annotation string) []string {
-	annotations, _ := node.At("metadata", "annotations").(map[string]any)
-	text, _ := annotations[annotation].(string)
-	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+	return strings.FieldsFunc(node.Text("metadata", "annotations", annotation), func(r rune) bool { return r == ',' })
 }
 
 // note adds the annotation to the changes, if it differs.

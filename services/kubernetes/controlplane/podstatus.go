@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -87,19 +88,10 @@ func kept(ctx context.Context, pod kubeclient.Object, before PodStatus) PodStatu
 	ctx, cancel := context.WithTimeout(ctx, probeBudget)
 	defer cancel()
 	url := "https://" + net.JoinHostPort("127.0.0.1", fmt.Sprint(probe.At("readinessProbe", "httpGet", "port"))) + probe.Text("readinessProbe", "httpGet", "path")
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return before
-	}
 	// Probes don't verify certificates
 	// (https://kubernetes.io/docs/concepts/configuration/liveness-readiness-startup-probes/).
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}
-	answer, err := transport.RoundTrip(request)
-	if err != nil {
-		return before
-	}
-	_ = answer.Body.Close() // the code says all
-	if answer.StatusCode != http.StatusOK {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	if dag.HTTPCheckBy(client, url)(ctx) != nil {
 		return before
 	}
 	ready := maps.Clone(before)

@@ -1,11 +1,14 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -57,27 +60,22 @@ func (e *Etcd) mayBootstrap(ctx context.Context, given []string) (*Begun, error)
 // refuses if the node has data of a cluster, or if a cluster runs or is being
 // begun elsewhere: two beginnings would be two clusters, and no node could join
 // the other one later. given are control planes that the caller knows.
-func (e *Etcd) Bootstrap(ctx context.Context, given []string) (Begun, error) {
-	done, err := e.take(ctx)
-	if err != nil {
-		return Begun{}, err
-	}
-	defer done()
-	e.beginning.Add(1) // until the journal says so
-	defer e.beginning.Add(-1)
-	already, err := e.mayBootstrap(ctx, given)
-	if err != nil {
-		return Begun{}, err
-	}
-	if already != nil {
-		return *already, nil
-	}
-	r := record{Phase: fresh, Token: newToken()}
-	if err := e.write(r); err != nil {
-		return Begun{}, err
-	}
-	e.wake()
-	return Begun{Token: r.Token}, nil
+func (e *Etcd) Bootstrap(ctx context.Context, given []string) (begun Begun, err error) {
+	err = e.inTurn(ctx, func() error {
+		e.beginning.Add(1) // until the journal says so
+		defer e.beginning.Add(-1)
+		already, err := e.mayBootstrap(ctx, given)
+		if already != nil {
+			begun = *already
+		}
+		if err != nil || already != nil {
+			return err
+		}
+		defer e.wake()
+		begun.Token = newToken()
+		return e.write(record{Phase: fresh, Token: begun.Token})
+	})
+	return begun, err
 }
 
 // Begun returns the cluster that has begun on this node.
@@ -101,20 +99,13 @@ func (e *Etcd) alone(outer context.Context, r record, given []string, budget tim
 	ctx, cancel := context.WithTimeout(outer, budget)
 	defer cancel()
 	found, err := e.look(ctx, r, given)
-	if err == nil { // a search that was cancelled before all answers doesn't count
-		err = outer.Err()
-	}
-	if err != nil {
+	// A search that was cancelled before all answers doesn't count.
+	if err = cmp.Or(err, outer.Err()); err != nil {
 		return err
 	}
-	var what []string
-	for _, s := range found {
-		if inTheWay(s) {
-			what = append(what, s.what)
-		}
+	found = slices.DeleteFunc(found, func(s seen) bool { return !inTheWay(s) })
+	if len(found) == 0 {
+		return nil
 	}
-	if len(what) > 0 {
-		return refuse("%s", strings.Join(what, "; "))
-	}
-	return nil
+	return refuse("%s", strings.Join(lists.Of(found, func(s seen) string { return s.what }), "; "))
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -101,20 +101,15 @@ func trust(r resource.Reader) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd client certificate: %w", err)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(keys.Spec.CA)
-	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pki.Pool(keys.Spec.CA), Certificates: []tls.Certificate{pair}}, nil
 }
 
 // AcceptedBy asks a member for its status with a client certificate of an authority: it fails
 // if the member doesn't accept that one.
 func AcceptedBy(ctx context.Context, r resource.Reader, member netip.Addr, ca config.CertKey) error {
 	trust, err := trust(r)
-	if err != nil {
-		return err
-	}
-	crt, key, err := ca.CA().Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
-	if err != nil {
+	crt, key, unmade := ca.CA().Issue(pki.Leaf{CN: "garboard", Client: true, Now: time.Now()})
+	if err = cmp.Or(err, unmade); err != nil {
 		return err
 	}
 	pair, err := tls.X509KeyPair(crt, key)
@@ -179,22 +174,18 @@ func (e *Etcd) find(ctx context.Context, me self, patience time.Duration) ([]str
 // remembered are the URLs of the API servers that this node's balancer knows, perhaps from
 // an earlier boot. A node that has lost its data needs them while the endpoint is gone.
 func (e *Etcd) remembered(me self) (urls []string) {
-	for _, s := range balancer.APIServers.List(e.o.Store) {
-		if at, err := netip.ParseAddrPort(s.ID); err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr {
-			urls = append(urls, clientURL(at.Addr()))
-		}
-	}
-	return urls
+	return lists.Some(balancer.APIServers.List(e.o.Store), func(s resource.Object[balancer.APIServer]) (string, bool) {
+		at, err := netip.ParseAddrPort(s.ID)
+		return clientURL(at.Addr()), err == nil && s.Spec.From == balancer.FromKubernetes && at.Addr() != me.addr
+	})
 }
 
 // others are the URLs of a list of EndpointSlices, except this node's own.
 func others(found kubeclient.Object, me self) (urls []string) {
 	for _, slice := range found.Items() {
-		for _, at := range balancer.Addresses(slice) {
-			if at.Addr() != me.addr {
-				urls = append(urls, clientURL(at.Addr()))
-			}
-		}
+		urls = append(urls, lists.Some(balancer.Addresses(slice), func(at netip.AddrPort) (string, bool) {
+			return clientURL(at.Addr()), at.Addr() != me.addr
+		})...)
 	}
 	slices.Sort(urls)
 	return slices.Compact(urls)

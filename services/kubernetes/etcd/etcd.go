@@ -22,7 +22,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,12 +32,15 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/oci"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/option"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
+	"github.com/garboard-os/garboard/services/core/sleep"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/peers"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -96,7 +101,7 @@ type Etcd struct {
 
 	// turn is held while a goroutine decides about this member and writes that
 	// into the journal.
-	turn      chan struct{}
+	turn      *semaphore.Weighted
 	begin     chan struct{} // ends the pause of a wait for a cluster
 	uploading sync.Mutex    // held while a snapshot is sent
 
@@ -119,10 +124,11 @@ type Etcd struct {
 
 // New makes this node's member and doesn't start it.
 func New(o Options) *Etcd {
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	o.DataDir = cmp.Or(o.DataDir, boot.EtcdDataDir)
-	o.Journal = cmp.Or(o.Journal, journalFile)
-	e := &Etcd{o: o, turn: make(chan struct{}, 1), begin: make(chan struct{}, 1), id: newToken()}
+	option.Default(&o.Log, slog.New(slog.DiscardHandler))
+	option.Default(&o.DataDir, boot.EtcdDataDir)
+	option.Default(&o.Journal, journalFile)
+	option.Default(&o.Running, func(...string) (string, error) { return "", nil })
+	e := &Etcd{o: o, turn: semaphore.NewWeighted(1), begin: make(chan struct{}, 1), id: newToken()}
 	e.runner = &containerd.Runner{
 		Containerd:  o.Containerd,
 		ID:          ID,
@@ -251,11 +257,8 @@ func (s self) peerURL() string { return "https://" + netip.AddrPortFrom(s.addr, 
 func (e *Etcd) commandLine() ([]string, error) {
 	cfg, err := configuration.Config(e.o.Store)
 	me, none := e.o.self()
-	if err = cmp.Or(err, none); err != nil {
-		return nil, err
-	}
-	r, err := e.read()
-	if err != nil {
+	r, unread := e.read()
+	if err = cmp.Or(err, none, unread); err != nil {
 		return nil, err
 	}
 	return arguments(me, r, cfg.Cluster.Etcd.ExtraArgs), nil
@@ -329,11 +332,10 @@ func (e *Etcd) recognise() error {
 	if err != nil || !ok {
 		return err
 	}
-	if err := e.own(id); err != nil {
-		return err
+	if err = e.own(id); err == nil {
+		e.dataID.Store(&id)
 	}
-	e.dataID.Store(&id)
-	return nil
+	return err
 }
 
 func (e *Etcd) publish(ready bool) {
@@ -347,4 +349,54 @@ func (e *Etcd) publish(ready bool) {
 	}
 	// The store refuses only an undefined type.
 	_ = Statuses.Put(e.o.Store.As(ID), StatusID, status)
+}
+
+// StatusID is the ID of the only StatusSpec.
+const StatusID = "etcd"
+
+// StatusSpec is the state of this node's member. Only this package publishes it.
+type StatusSpec struct {
+	Ready    bool   `yaml:"ready"`
+	Endpoint string `yaml:"endpoint"`                 // https://127.0.0.1:2379
+	MemberID string `yaml:"memberID" column:"MEMBER"` // hexadecimal
+	// the version of those that it was started with: secrets.StatusSpec
+	Files string `yaml:"files"`
+}
+
+// Statuses has the object StatusID, on control planes.
+var Statuses = resource.Define[StatusSpec](resource.Definition{
+	Type: "EtcdStatuses.v1alpha1.garboard.dev", Kind: "EtcdStatus", Namespace: "runtime",
+})
+
+// Ready reports whether this node's member serves.
+func Ready(r resource.Reader) (StatusSpec, bool) {
+	o, err := Statuses.Get(r, StatusID)
+	return o.Spec, err == nil && o.Spec.Ready
+}
+
+const (
+	// serverBudget is how long etcd waits for the end of the API server. The kubelet, which
+	// ends it, may only just restart for the same change.
+	serverBudget = 15 * time.Second
+	serverPoll   = 250 * time.Millisecond
+)
+
+// awaitServer waits until this node's API server takes no more requests, if it restarts for
+// the same change as etcd: both read the authorities only at their start. An API server
+// that serves without its etcd keeps each request until its client gives up.
+func (e *Etcd) awaitServer(ctx context.Context, began *secrets.StatusSpec) {
+	cfg, err := configuration.Config(e.o.Store)
+	if err != nil || began == nil || began.Current(cfg) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, serverBudget)
+	defer cancel()
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Cluster.ControlPlane.LocalAPIServerPort))
+	for range sleep.Every(ctx, serverPoll) {
+		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return
+		}
+		conn.Close()
+	}
 }

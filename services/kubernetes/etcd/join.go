@@ -131,14 +131,14 @@ func (e *Etcd) settleBeginning(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	restoring, err := e.running(RecoverOperation)
+	restoring, err := e.o.Running(RecoverOperation)
 	if err == nil && restoring != "" && r.Phase != fresh {
 		err = fmt.Errorf("gbctl operation attach %s", restoring)
 	}
 	if err != nil {
 		return &wait{what: "the snapshot to be restored", cause: err}
 	}
-	leaving, err := e.running(append([]string{LeaveOperation}, e.o.LeaveWith...)...)
+	leaving, err := e.o.Running(append([]string{LeaveOperation}, e.o.LeaveWith...)...)
 	if err != nil {
 		return &wait{what: "the operations of this node to be known", cause: err}
 	}

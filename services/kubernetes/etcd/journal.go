@@ -86,14 +86,13 @@ func (e *Etcd) readOrPutAside() (record, error) {
 // write is called by the holder of turn.
 func (e *Etcd) write(r record) error {
 	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
+	if err == nil {
+		err = boot.WriteFile(e.o.Journal, append(data, '\n'), 0o600)
 	}
-	if err := boot.WriteFile(e.o.Journal, append(data, '\n'), 0o600); err != nil {
-		return err
+	if err == nil {
+		e.keep(r)
 	}
-	e.keep(r)
-	return nil
+	return err
 }
 
 // keep records whether anything is left to do for r.
@@ -119,23 +118,12 @@ func (e *Etcd) settle(ctx context.Context, r record) error {
 	})
 }
 
-// take waits for turn.
-func (e *Etcd) take(ctx context.Context) (done func(), err error) {
-	select {
-	case e.turn <- struct{}{}:
-		return func() { <-e.turn }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for a join that is under way: %w", ctx.Err())
-	}
-}
-
-// inTurn calls do while it has turn.
+// inTurn waits for turn, and calls do while it has it.
 func (e *Etcd) inTurn(ctx context.Context, do func() error) error {
-	done, err := e.take(ctx)
-	if err != nil {
-		return err
+	if err := e.turn.Acquire(ctx, 1); err != nil {
+		return fmt.Errorf("wait for a join that is under way: %w", err)
 	}
-	defer done()
+	defer e.turn.Release(1)
 	return do()
 }
 

@@ -118,20 +118,19 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 			return "", false, fmt.Errorf("leave etcd: %w", err)
 		}
 	}
-	done, err := e.take(ctx)
-	if err != nil {
-		return "", false, err
-	}
-	defer done()
-	// The member itself, once removed, may have ended before it could answer. Then
-	// there is an error although the removal has succeeded.
-	if err = settle(ctx, SettleTimeout, p.may(mayRemove)); err == nil {
-		err = takeOut(ctx, p.client, p.own)
-	}
-	if err != nil && !e.removed(ctx, p) {
-		return "", false, fmt.Errorf("leave etcd: %w", err)
-	}
-	return called(p.own), true, nil
+	err = e.inTurn(ctx, func() error {
+		// The member itself, once removed, may have ended before it could answer. Then
+		// there is an error although the removal has succeeded.
+		err := settle(ctx, SettleTimeout, p.may(mayRemove))
+		if err == nil {
+			err = takeOut(ctx, p.client, p.own)
+		}
+		if err != nil && !e.removed(ctx, p) {
+			return fmt.Errorf("leave etcd: %w", err)
+		}
+		return nil
+	})
+	return called(p.own), err == nil, err
 }
 
 // discard stops the service and removes the data of a member that was removed.

@@ -169,8 +169,9 @@ func (t *held) take(ctx context.Context) error {
 		return noAnswer(err)
 	}
 	put := clientv3.OpPut(t.key, t.value, clientv3.WithLease(granted.ID))
-	unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", 0) // the key doesn't exist
+	revision := int64(0) // the key doesn't exist
 	for {
+		unchanged := clientv3.Compare(clientv3.ModRevision(t.key), "=", revision)
 		got, err := t.client.Txn(ctx).If(unchanged).Then(put).Else(clientv3.OpGet(t.key)).Commit()
 		if err != nil { // it may have been done all the same
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), revokeTimeout)
@@ -184,14 +185,14 @@ func (t *held) take(ctx context.Context) error {
 		}
 		kvs := got.Responses[0].GetResponseRange().Kvs
 		if len(kvs) == 0 { // it was deleted in between
-			unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", 0)
+			revision = 0
 			continue
 		}
 		if h := holder(kvs[0].Value); h.Node != t.node {
 			_, _ = t.client.Revoke(ctx, granted.ID) // otherwise it expires
 			return &operation.HeldError{Holder: h}
 		}
-		unchanged = clientv3.Compare(clientv3.ModRevision(t.key), "=", kvs[0].ModRevision)
+		revision = kvs[0].ModRevision
 	}
 }
 

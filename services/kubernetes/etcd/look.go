@@ -191,15 +191,9 @@ func (e *Etcd) Beginning() (*apiv1.BeginningResponse, error) {
 		return nil, refuse("%s", why)
 	}
 	me, err := e.o.self()
-	if err != nil {
-		return nil, err
-	}
-	r, data, err := e.begun()
-	if err != nil {
-		return nil, err
-	}
-	restoring, err := e.running(RecoverOperation)
-	if err != nil {
+	r, data, unread := e.begun()
+	restoring, unknown := e.o.Running(RecoverOperation)
+	if err = cmp.Or(err, unread, unknown); err != nil {
 		return nil, err
 	}
 	return &apiv1.BeginningResponse{

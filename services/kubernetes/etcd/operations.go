@@ -53,27 +53,23 @@ type RecoverArguments struct {
 
 // Definitions are the operations that begin and end this node's membership.
 func (e *Etcd) Definitions() []operation.Definition {
+	leave := func(ctx context.Context, _ operation.Request) (operation.Plan, error) {
+		return operation.Plan{}, e.MayLeave(ctx, 0)
+	}
 	return []operation.Definition{
 		{Name: BootstrapOperation, Plan: e.planBeginning, Steps: e.bootstrapSteps},
 		{Name: RecoverOperation, Plan: e.planBeginning, Steps: e.recoverSteps},
-		{Name: LeaveOperation, Exclusive: true, Plan: e.planLeave, Steps: e.leaveSteps},
+		{Name: LeaveOperation, Exclusive: true, Plan: leave, Steps: e.leaveSteps},
 	}
 }
 
 // idle refuses a second beginning during the first.
 func (e *Etcd) idle() error {
-	id, err := e.running(BootstrapOperation, RecoverOperation)
+	id, err := e.o.Running(BootstrapOperation, RecoverOperation)
 	if err == nil && id != "" {
 		err = refuse("this node is beginning a cluster: gbctl operation attach %s", id)
 	}
 	return err
-}
-
-func (e *Etcd) running(names ...string) (id string, err error) {
-	if e.o.Running == nil {
-		return "", nil
-	}
-	return e.o.Running(names...)
 }
 
 // planBeginning is for an operation that begins a cluster.
@@ -167,10 +163,6 @@ func (e *Etcd) recoverSteps(r operation.Request) ([]operation.Step, error) {
 		},
 		e.serveStep(),
 	}, err
-}
-
-func (e *Etcd) planLeave(ctx context.Context, _ operation.Request) (operation.Plan, error) {
-	return operation.Plan{}, e.MayLeave(ctx, 0)
 }
 
 // left is the name of the member that was removed. It exists if the node has

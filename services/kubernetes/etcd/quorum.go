@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,11 +108,7 @@ func without(m *pb.Member, members []*pb.Member, answers map[uint64]bool) (c cou
 func (c counted) count() int { return len(c.well) + len(c.silent) }
 
 func (c counted) String() string {
-	names := "none"
-	if len(c.well) > 0 {
-		names = strings.Join(c.well, ", ")
-	}
-	text := fmt.Sprintf("%d do (%s)", len(c.well), names)
+	text := fmt.Sprintf("%d do (%s)", len(c.well), cmp.Or(strings.Join(c.well, ", "), "none"))
 	if len(c.silent) > 0 {
 		text += "; no answer from " + strings.Join(c.silent, ", ")
 	}

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -8,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -153,12 +153,12 @@ func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 	if err := errors.Join(untrusted.MkdirAll(e.recoveryDir(), 0o700), e.room(s.Size)); err != nil {
 		return err
 	}
-	file, err := untrusted.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	file, err := untrusted.OpenFile(e.recoveryPath(uploadName), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	sum := &sums{whole: sha256.New(), body: sha256.New(), left: s.Size - sha256.Size}
+	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(file, sum), sleep.Reader(ctx, io.LimitReader(from, int64(s.Size)+1)))
 	switch {
 	case errors.Is(err, syscall.ENOSPC):
@@ -167,8 +167,10 @@ func (e *Etcd) upload(ctx context.Context, s Snapshot, from io.Reader) error {
 		return fmt.Errorf("receive the snapshot: %w after %d of %d bytes", err, n, s.Size)
 	case uint64(n) != s.Size:
 		return refuse("the snapshot was to have %d bytes, and other than that came: it is sent again from the beginning", s.Size)
+	case [sha256.Size]byte(sum.Sum(nil)) != s.SHA256:
+		return refuse("the snapshot isn't the file that was to be sent: its SHA-256 is another one")
 	}
-	if err := sum.check(s); err != nil {
+	if err := s.checkFile(ctx, file); err != nil {
 		return err
 	}
 	return errors.Join(file.Sync(), file.Close())
@@ -186,35 +188,23 @@ func (e *Etcd) room(size uint64) error {
 	return nil
 }
 
-// sums hashes a snapshot while it is copied: all except the last 32 bytes, and those.
-type sums struct {
-	whole, body hash.Hash
-	left        uint64 // bytes of the body that are still missing
-	head, tail  []byte
-}
-
-func (s *sums) Write(p []byte) (int, error) {
-	s.whole.Write(p)
-	if room := boltHeader - len(s.head); room > 0 {
-		s.head = append(s.head, p[:min(room, len(p))]...)
+// checkFile sees that what was received is a database of etcd, with the right SHA-256 at its end.
+func (s Snapshot) checkFile(ctx context.Context, file io.ReaderAt) error {
+	head, sum, body := make([]byte, boltHeader), make([]byte, sha256.Size), sha256.New()
+	end := int64(s.Size) - sha256.Size
+	_, err := file.ReadAt(head, 0)
+	if err == nil && !s.Raw {
+		_, err = file.ReadAt(sum, end)
 	}
-	body := p[:min(uint64(len(p)), s.left)]
-	s.body.Write(body)
-	s.left -= uint64(len(body))
-	if rest := p[len(body):]; len(s.tail) <= sha256.Size {
-		s.tail = append(s.tail, rest...)
+	if err == nil && !s.Raw {
+		_, err = io.Copy(body, sleep.Reader(ctx, io.NewSectionReader(file, 0, end)))
 	}
-	return len(p), nil
-}
-
-func (s *sums) check(want Snapshot) error {
-	if [sha256.Size]byte(s.whole.Sum(nil)) != want.SHA256 {
-		return refuse("the snapshot isn't the file that was to be sent: its SHA-256 is another one")
-	}
-	if !want.Raw && [sha256.Size]byte(s.body.Sum(nil)) != [sha256.Size]byte(s.tail) {
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the snapshot again: %w", err)
+	case !s.Raw && !bytes.Equal(body.Sum(nil), sum):
 		return refuse("the snapshot is damaged: the SHA-256 at its end doesn't fit what is before it")
-	}
-	if binary.NativeEndian.Uint32(s.head[boltAt:]) != boltMagic {
+	case binary.NativeEndian.Uint32(head[boltAt:]) != boltMagic:
 		return refuse("the snapshot isn't a database of etcd")
 	}
 	return nil

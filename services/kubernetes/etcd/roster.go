@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/garboard-os/garboard/config/pki"
@@ -99,7 +98,10 @@ func (e *Etcd) askRoster(ctx context.Context, f *roster.Facts, dial func(ctx, li
 		return err
 	}
 	for _, m := range found.Members {
-		addMember(f, m)
+		if m.Name != "" { // or it was never started
+			f.Names = append(f.Names, strings.ToLower(m.Name))
+		}
+		f.Addresses = append(f.Addresses, hosts(append(m.PeerURLs, m.ClientURLs...))...)
 	}
 	for _, kv := range got.Responses[0].GetResponseRange().Kvs {
 		name, r := strings.TrimPrefix(string(kv.Key), rosterKey), roster.Record{}
@@ -149,14 +151,6 @@ func (e *Etcd) ownNames(f *roster.Facts) (addresses []netip.Addr, err error) {
 		}
 	}
 	return addresses, nil
-}
-
-// addMember adds a member's name and addresses. One that was never started has no name.
-func addMember(f *roster.Facts, m *pb.Member) {
-	if m.Name != "" {
-		f.Names = append(f.Names, strings.ToLower(m.Name))
-	}
-	f.Addresses = append(f.Addresses, hosts(append(m.PeerURLs, m.ClientURLs...))...)
 }
 
 // errRosterChanged: another control plane was faster.

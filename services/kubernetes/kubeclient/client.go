@@ -126,19 +126,15 @@ type request struct {
 	query   url.Values
 	accept  string // "": JSON
 	content string // content type of body; "": JSON
-	body    any    // nil, []byte, or anything that is sent as JSON
+	body    Object // nil: none
 }
 
 // open sends r and returns the answer's body, which the caller closes, or a
 // *StatusError.
 func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 	var body io.Reader
-	switch b := r.body.(type) {
-	case nil:
-	case []byte:
-		body = bytes.NewReader(b)
-	default:
-		data, err := json.Marshal(b)
+	if r.body != nil {
+		data, err := json.Marshal(r.body)
 		if err != nil {
 			return nil, fmt.Errorf("encode body of %s %s: %w", r.method, r.path, err)
 		}

@@ -26,24 +26,21 @@ const defaultNamespace = "default"
 
 // path is the URL of the object called name, or of the collection if name is "".
 func (m Mapping) path(namespace, name string) string {
-	var b strings.Builder
+	path := "/api/" + m.GroupVersion
 	if strings.Contains(m.GroupVersion, "/") {
-		b.WriteString("/apis/")
-	} else {
-		b.WriteString("/api/")
+		path = "/apis/" + m.GroupVersion
 	}
-	b.WriteString(m.GroupVersion)
 	if namespace == "" && name != "" {
 		namespace = defaultNamespace
 	}
 	if m.Namespaced && namespace != "" {
-		b.WriteString("/namespaces/" + url.PathEscape(namespace))
+		path += "/namespaces/" + url.PathEscape(namespace)
 	}
-	b.WriteString("/" + m.Resource)
+	path += "/" + m.Resource
 	if name != "" {
-		b.WriteString("/" + url.PathEscape(name))
+		path += "/" + url.PathEscape(name)
 	}
-	return b.String()
+	return path
 }
 
 // discoveryList is the part that is used of APIGroupDiscoveryList

@@ -208,9 +208,6 @@ type eviction struct {
 // that are still there.
 func (d Drain) round(ctx context.Context, tries map[string]*eviction) (left []string, err error) {
 	list, err := d.Client.List(ctx, Ref{APIVersion: "v1", Kind: "Pod"}, Selection{Fields: "spec.nodeName=" + d.Node})
-	if err != nil {
-		return nil, err
-	}
 	for _, pod := range list.Items() {
 		if stays(pod) || d.Keep && !controlled(pod) {
 			continue
@@ -225,7 +222,7 @@ func (d Drain) round(ctx context.Context, tries map[string]*eviction) (left []st
 		left = append(left, fmt.Sprintf("%s/%s (%s)", pod.Namespace(), pod.Name(), cmp.Or(why, "is ending")))
 	}
 	slices.Sort(left)
-	return left, nil
+	return left, err
 }
 
 // evict asks for the end of a pod, unless it was refused a moment ago, and returns

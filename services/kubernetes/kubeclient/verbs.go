@@ -171,13 +171,10 @@ func (c *Client) DecideCSR(ctx context.Context, name, decision, code, message st
 	if err != nil || csr.Condition(Approved) || csr.Condition(Denied) {
 		return err
 	}
-	status, _ := csr["status"].(map[string]any)
-	if status == nil {
-		status = map[string]any{}
-	}
-	conditions, _ := status["conditions"].([]any)
-	status["conditions"] = append(conditions, map[string]any{"type": decision, "status": "True", "reason": cmp.Or(code, "Garboard"+decision), "message": message})
-	csr["status"] = status
+	conditions, _ := csr.At("status", "conditions").([]any)
+	csr["status"] = map[string]any{"conditions": append(conditions, map[string]any{
+		"type": decision, "status": "True", "reason": cmp.Or(code, "Garboard"+decision), "message": message,
+	})}
 	_, err = c.about(ctx, "decide about", ref, request{method: http.MethodPut, sub: "/approval", body: csr})
 	return err
 }

@@ -12,21 +12,19 @@ import (
 	"time"
 )
 
-// EventType says what a watch saw.
+// EventType says what a watch saw. There are others, such as bookmarks, which only carry a resource version.
 type EventType string
 
 const (
 	Added    EventType = "ADDED"
 	Modified EventType = "MODIFIED"
 	Deleted  EventType = "DELETED"
-	// Bookmark only carries a resource version from which a later watch can go on.
-	Bookmark EventType = "BOOKMARK"
 )
 
 // Event is one change that a watch saw.
 type Event struct {
-	Type   EventType
-	Object Object
+	Type   EventType `json:"type"`
+	Object Object    `json:"object"`
 }
 
 // watchSlack is what a watch may take over its time before the client hangs up:
@@ -55,10 +53,7 @@ func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion 
 	defer body.Close()
 	stream := json.NewDecoder(body)
 	for {
-		var event struct {
-			Type   EventType       `json:"type"`
-			Object json.RawMessage `json:"object"`
-		}
+		var event Event
 		err := stream.Decode(&event)
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -69,23 +64,18 @@ func (c *Client) Watch(ctx context.Context, r Ref, s Selection, resourceVersion 
 		if event.Type == "ERROR" {
 			return fmt.Errorf("watch %s: %w", r, watchError(event.Object))
 		}
-		var o Object
-		if err := json.Unmarshal(event.Object, &o); err != nil {
-			return fmt.Errorf("watch %s: decode object: %w", r, err)
-		}
-		if err := each(Event{event.Type, o}); err != nil {
+		if err := each(event); err != nil {
 			return err
 		}
 	}
 }
 
 // watchError is a Status that came in a stream: its HTTP code is inside.
-func watchError(raw []byte) error {
-	var status struct {
-		Code int `json:"code"`
-	}
-	if err := json.Unmarshal(raw, &status); err != nil {
+func watchError(o Object) error {
+	code, _ := o["code"].(float64)
+	raw, err := json.Marshal(o)
+	if err != nil {
 		return err
 	}
-	return statusError(status.Code, raw)
+	return statusError(int(code), raw)
 }

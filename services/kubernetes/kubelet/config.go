@@ -84,11 +84,11 @@ func (o Options) prepare() (has bool, err error) {
 	if err != nil {
 		return has, err
 	}
-	for _, path := range []string{configFile, kubeconfig} {
-		if path == kubeconfig && !has {
-			continue
-		}
-		if err := untrusted.WriteFile(path, files[path], configMode); err != nil {
+	if !has {
+		delete(files, kubeconfig)
+	}
+	for path, text := range files {
+		if err := untrusted.WriteFile(path, text, configMode); err != nil {
 			return has, err
 		}
 	}

@@ -2,7 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -105,16 +104,8 @@ func signed(have []byte, s secrets.KubeletSpec) (accepted, issuing bool) {
 	if err != nil {
 		return false, false
 	}
-	by := func(ca []byte) bool {
-		authority, err := pki.ParseCert(ca)
-		return err == nil && cert.CheckSignatureFrom(authority) == nil
-	}
-	for block, rest := pem.Decode(s.CA); block != nil; block, rest = pem.Decode(rest) {
-		if by(pem.EncodeToMemory(block)) {
-			return true, by(s.Issuing)
-		}
-	}
-	return false, false
+	accepted = pki.SignedBy(cert, s.CA)
+	return accepted, accepted && pki.SignedBy(cert, s.Issuing)
 }
 
 // whileAddressed runs the kubelet for as long as the node keeps the addresses that

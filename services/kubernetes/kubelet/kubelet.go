@@ -178,13 +178,12 @@ func extraMounts(c *config.Config) (out []specs.Mount) {
 
 func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 	cfg, err := configuration.Config(o.Store)
-	if err != nil {
+	addr, none := network.Addresses.Get(o.Store, network.AddressID)
+	name, unnamed := network.Hostnames.Get(o.Store, network.HostnameID)
+	if err = cmp.Or(err, none, unnamed); err != nil {
 		return nil, err
 	}
-	args, err := o.arguments(cfg)
-	if err != nil {
-		return nil, err
-	}
+	args := commandLine(cfg, name.Spec, cfg.Cluster.Network.NodeIPs(addr.Spec.Primary, addr.Spec.All))
 	return []oci.SpecOpts{
 		oci.WithProcessArgs(args...),
 		oci.WithPrivileged,
@@ -195,7 +194,7 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 		oci.WithHostNamespace(specs.UTSNamespace),
 		oci.WithHostNamespace(specs.CgroupNamespace),
 		oci.WithCgroup(boot.SystemCgroup + "/kubelet"),
-		withoutDefaultMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
+		oci.WithoutMounts("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/run"),
 		oci.WithMounts(slices.Concat(mounts, hostPaths, extraMounts(cfg))),
 		withSharedMounts,
 		oci.WithMaskedPaths(nil),
@@ -203,27 +202,9 @@ func (o Options) spec(context.Context) ([]oci.SpecOpts, error) {
 	}, nil
 }
 
-// withoutDefaultMounts drops the mounts that a container gets by default and
-// the node's own take the place of.
-func withoutDefaultMounts(destinations ...string) oci.SpecOpts {
-	return func(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
-		s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return slices.Contains(destinations, m.Destination) })
-		return nil
-	}
-}
-
 // withSharedMounts keeps the propagation of the mounts above: runc makes all
 // mounts of a container private otherwise.
 func withSharedMounts(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
 	s.Linux.RootfsPropagation = "rshared"
 	return nil
-}
-
-func (o Options) arguments(cfg *config.Config) ([]string, error) {
-	addr, err := network.Addresses.Get(o.Store, network.AddressID)
-	name, none := network.Hostnames.Get(o.Store, network.HostnameID)
-	if err = cmp.Or(err, none); err != nil {
-		return nil, err
-	}
-	return commandLine(cfg, name.Spec, cfg.Cluster.Network.NodeIPs(addr.Spec.Primary, addr.Spec.All)), nil
 }

@@ -11,7 +11,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -142,13 +141,11 @@ func newSession(ca config.CertKey, trusted config.PEM, node, endpoint string, no
 	if err != nil {
 		return nil, fmt.Errorf("certificate as a peer: %w", err)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(trusted)
 	var protocols http.Protocols
 	protocols.SetHTTP2(true)
 	s := &session{node: node, endpoint: endpoint, issuing: ca.Crt, trusted: trusted, began: now.Round(0), transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
-		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pki.Pool(trusted), Certificates: []tls.Certificate{pair}},
 		TLSHandshakeTimeout: callTimeout,
 		Protocols:           &protocols,
 		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},

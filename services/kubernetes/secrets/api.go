@@ -1,12 +1,19 @@
 package secrets
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -81,33 +88,25 @@ func (c *APIController) worker(ctx context.Context, v resource.View, n node, hav
 		}
 	}
 	good := err == nil && signedBy(cert, ca)
-	if good && fits(cert, ca, want) && pki.IsWorker(cert) {
-		if !c.stored.write(v, have.Serving) {
-			return keepAgain, nil
+	if !good || !fits(cert, ca, want) || !pki.IsWorker(cert) {
+		if !good { // otherwise the key stays: certificate and key are two files, see keep
+			if have.Serving.Key, err = pki.NewKey(pki.Ed25519); err != nil {
+				return 0, err
+			}
 		}
-		return renewal(now, have.Serving.Crt), nil
-	}
-	key := have.Serving.Key // certificate and key are two files: see keep
-	if !good {
-		made, err := pki.NewKey(pki.Ed25519)
+		have.Serving.Crt, err = c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), present, have.Serving.Key, want)
 		if err != nil {
+			return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
+		}
+		v.Log().Info("a control plane signed the certificate of the machine API")
+		if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: have.Serving}); err != nil {
 			return 0, err
 		}
-		key = made
 	}
-	crt, err := c.ask(ctx, n, controlPlanes(balancer.APIServers.List(v)), present, key, want)
-	if err != nil {
-		return 0, laterWith(err, cert, good && stillFits(cert, ca, want))
-	}
-	v.Log().Info("a control plane signed the certificate of the machine API")
-	serving := config.CertKey{Crt: crt, Key: key}
-	if err := API.Put(v, APIID, APISpec{CA: trusted, Serving: serving}); err != nil {
-		return 0, err
-	}
-	if !c.stored.write(v, serving) {
+	if !c.stored.write(v, have.Serving) {
 		return keepAgain, nil
 	}
-	return renewal(now, crt), nil
+	return renewal(now, have.Serving.Crt), nil
 }
 
 // stillFits is fits for a certificate that is due for renewal, and hasn't expired yet.
@@ -139,4 +138,83 @@ func (n node) api(now time.Time) pki.Leaf {
 	addHosts(&leaf, n.config.Machine.CertSANs)
 	n.addEndpoint(&leaf)
 	return n.server(leaf)
+}
+
+const (
+	// apiFile is where a worker stores the certificate of its machine API, with the key.
+	apiFile = "machine-api.pem"
+	// keepAgain is how often to check whether STATE is mounted: a new disk is
+	// prepared within seconds.
+	keepAgain = 5 * time.Second
+)
+
+// certFile is a certificate and its key, in one file so that they always match.
+type certFile struct {
+	path   string
+	ready  func() bool // whether it can be written
+	logged string      // why it wasn't used
+}
+
+// read returns the pair that an earlier boot has stored, if it is of one of these authorities and valid now.
+func (f *certFile) read(v resource.View, now time.Time, authorities ...config.CertKey) (pair config.CertKey) {
+	data, err := os.ReadFile(f.path)
+	if err == nil {
+		pair, err = usable(data, now, authorities)
+	}
+	if boot.IgnoreMissing(err) != nil && err.Error() != f.logged {
+		f.logged = err.Error()
+		v.Log().Info(fmt.Sprintf("the stored certificate of the machine API, %s, isn't used: %v", f.path, err))
+	}
+	return pair
+}
+
+func usable(data []byte, now time.Time, authorities []config.CertKey) (none config.CertKey, err error) {
+	if _, err := tls.X509KeyPair(data, data); err != nil {
+		return none, err
+	}
+	block, key := pem.Decode(data)
+	pair := config.CertKey{Crt: pem.EncodeToMemory(block), Key: key}
+	cert, err := pki.ParseCert(pair.Crt)
+	switch {
+	case err != nil: // the key comes first: write didn't write this file
+		return none, err
+	case !signedByAny(cert, authorities...):
+		return none, errors.New("it is of another authority")
+	case now.After(cert.NotAfter):
+		return none, fmt.Errorf("it expired on %s", cert.NotAfter.Format(time.DateOnly))
+	}
+	return pair, nil
+}
+
+// write stores a pair, and returns false if it can't be stored yet. After an error the
+// node continues without the file: it requests a certificate again at the next boot.
+func (f *certFile) write(v resource.View, pair config.CertKey) bool {
+	if !f.ready() {
+		return false
+	}
+	data := slices.Concat([]byte(pair.Crt), []byte(pair.Key))
+	if have, err := os.ReadFile(f.path); err == nil && bytes.Equal(have, data) {
+		return true
+	}
+	if err := boot.WriteFile(f.path, data, fileMode); err != nil {
+		v.Log().Warn(fmt.Sprintf("store the certificate of the machine API: %v", err))
+	}
+	return true
+}
+
+// SignPurpose is that of the proof with which a kubelet's client certificate asks for one of
+// the machine API.
+const SignPurpose = "certificate of the machine API"
+
+// RenewPurpose is that of the proof with which a node's present certificate of the machine API asks
+// for the next one.
+const RenewPurpose = "renewal of the certificate of the machine API"
+
+// Prove proves that this machine has made a message, with the key of its machine API.
+func Prove(r resource.Reader, purpose string, message []byte) ([]byte, error) {
+	own, err := API.Get(r, APIID)
+	if err != nil {
+		return nil, err
+	}
+	return pki.Prove(own.Spec.Serving.Crt, own.Spec.Serving.Key, purpose, message)
 }

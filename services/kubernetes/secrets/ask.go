@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -131,15 +130,13 @@ func (e noneSigned) Unwrap() []error { return e }
 func (a *signingClient) askOne(ctx context.Context, n node, host string, request, proof []byte) (config.PEM, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(n.config.Machine.TrustedCAs())
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 			defer cancel()
 			return a.dial(ctx, n.primary, address)
 		},
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: host},
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pki.Pool(n.config.Machine.TrustedCAs()), ServerName: host},
 		DisableKeepAlives:      true,
 		MaxResponseHeaderBytes: maxAnswer,
 	}

@@ -50,54 +50,47 @@ func leaf(files map[string]file, name string, pair config.CertKey) {
 type FilesController struct{ dir string }
 
 func (c *FilesController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	var errs []error
-	for _, s := range []struct {
-		id    string
-		files func(resource.Reader) (map[string]file, map[string]string, error)
-	}{{KubernetesID, kubernetesFiles}, {EtcdID, etcdFiles}, {KubeletID, kubeletFiles}} {
-		files, authorities, err := s.files(v)
-		if err == nil {
-			err = writeAll(filepath.Join(c.dir, s.id), files)
-		}
-		if err == nil {
-			err = Statuses.Put(v, s.id, StatusSpec{Version: version(files), Programs: programVersions(files), Authorities: authorities})
-		}
-		errs = append(errs, resource.IgnoreNotFound(err))
-	}
-	return 0, errors.Join(errs...)
+	return 0, errors.Join(
+		writeFiles(v, c.dir, KubernetesID, Kubernetes, kubernetesFiles),
+		writeFiles(v, c.dir, EtcdID, Etcd, etcdFiles),
+		writeFiles(v, c.dir, KubeletID, Kubelet, kubeletFiles),
+	)
 }
 
-func etcdFiles(r resource.Reader) (map[string]file, map[string]string, error) {
-	o, err := Etcd.Get(r, EtcdID)
+// writeFiles writes the files of a kind, if there are secrets of it, and publishes which they are.
+func writeFiles[S any](v resource.View, dir, id string, kind *resource.Kind[S], of func(S) (map[string]file, map[string]string, error)) error {
+	o, err := kind.Get(v, id)
 	if err != nil {
-		return nil, nil, err
+		return resource.IgnoreNotFound(err)
 	}
-	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
-	leaf(files, "server", o.Spec.Server)
-	leaf(files, "peer", o.Spec.Peer)
-	return files, o.Spec.Authorities, nil
+	files, authorities, err := of(o.Spec)
+	if err == nil {
+		err = writeAll(filepath.Join(dir, id), files)
+	}
+	if err == nil {
+		err = Statuses.Put(v, id, StatusSpec{Version: version(files), Programs: programVersions(files), Authorities: authorities})
+	}
+	return err
+}
+
+func etcdFiles(s EtcdSpec) (map[string]file, map[string]string, error) {
+	files := map[string]file{"ca.crt": {data: s.CA}}
+	leaf(files, "server", s.Server)
+	leaf(files, "peer", s.Peer)
+	return files, s.Authorities, nil
 }
 
 // kubeletFiles leaves out the kubelet's client certificate: that one is only
 // its first, and the kubelet itself keeps and renews it.
-func kubeletFiles(r resource.Reader) (map[string]file, map[string]string, error) {
-	o, err := Kubelet.Get(r, KubeletID)
-	if err != nil {
-		return nil, nil, err
+func kubeletFiles(s KubeletSpec) (map[string]file, map[string]string, error) {
+	files := map[string]file{"ca.crt": {data: s.CA}}
+	if len(s.Serving.Crt) > 0 {
+		leaf(files, "serving", s.Serving)
 	}
-	files := map[string]file{"ca.crt": {data: o.Spec.CA}}
-	if len(o.Spec.Serving.Crt) > 0 {
-		leaf(files, "serving", o.Spec.Serving)
-	}
-	return files, o.Spec.Authorities, nil
+	return files, s.Authorities, nil
 }
 
-func kubernetesFiles(r resource.Reader) (map[string]file, map[string]string, error) {
-	o, err := Kubernetes.Get(r, KubernetesID)
-	if err != nil {
-		return nil, nil, err
-	}
-	s := o.Spec
+func kubernetesFiles(s KubernetesSpec) (map[string]file, map[string]string, error) {
 	encryption, err := encryptionConfig(s.EncryptionKeys)
 	if err != nil {
 		return nil, nil, err

@@ -30,8 +30,7 @@ func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
 }
 
 func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
-	authority, err := pki.ParseCert(ca.Crt)
-	return err == nil && cert.CheckSignatureFrom(authority) == nil
+	return pki.SignedBy(cert, ca.Crt)
 }
 
 // signedByAny reports whether one of the authorities has signed a certificate.
@@ -86,17 +85,10 @@ func fits(cert *x509.Certificate, ca config.CertKey, want pki.Leaf) bool {
 	if want.Now.After(renewAt(cert)) && !last {
 		return false
 	}
-	for _, name := range want.DNS {
-		if !slices.Contains(cert.DNSNames, name) {
-			return false
-		}
-	}
-	for _, addr := range want.IPs {
-		if !slices.ContainsFunc(cert.IPAddresses, func(ip net.IP) bool { return ip.Equal(addr.AsSlice()) }) {
-			return false
-		}
-	}
-	return true
+	lacksName := slices.ContainsFunc(want.DNS, func(name string) bool { return !slices.Contains(cert.DNSNames, name) })
+	return !lacksName && !slices.ContainsFunc(want.IPs, func(addr netip.Addr) bool {
+		return !slices.ContainsFunc(cert.IPAddresses, func(ip net.IP) bool { return ip.Equal(addr.AsSlice()) })
+	})
 }
 
 func renewAt(cert *x509.Certificate) time.Time { return cert.NotAfter.Add(-pki.RenewBefore) }

@@ -228,12 +228,11 @@ func (o Options) daemonSets(ctx context.Context, client *kubeclient.Client, own 
 // replaced, and some of them read it only at their start.
 func (s *survey) servers(ctx context.Context, client *kubeclient.Client) error {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "apiregistration.k8s.io/v1", Kind: "APIService"}, kubeclient.Selection{})
-	for _, a := range list.Items() {
-		if name := a.Text("spec", "service", "name"); name != "" {
-			s.Servers = append(s.Servers, fmt.Sprintf("APIService %s: restart the pods of Service %s/%s if it isn't available after the conversion: the authority of aggregated APIs is new",
-				a.Name(), a.Text("spec", "service", "namespace"), name))
-		}
-	}
+	s.Servers = lists.Some(list.Items(), func(a kubeclient.Object) (string, bool) {
+		name := a.Text("spec", "service", "name")
+		return fmt.Sprintf("APIService %s: restart the pods of Service %s/%s if it isn't available after the conversion: the authority of aggregated APIs is new",
+			a.Name(), a.Text("spec", "service", "namespace"), name), name != ""
+	})
 	return err
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -84,18 +85,14 @@ func differences(c program, self, static kubeclient.Object, own config.Args) (al
 			all = append(all, fmt.Sprintf("%s: the DaemonSet has --%s=%s, and the static pod --%s=%s", c.name, flag, was[flag], flag, value))
 		}
 	}
-	for _, flag := range slices.Sorted(maps.Keys(will)) {
-		if _, there := was[flag]; !there {
-			all = append(all, fmt.Sprintf("%s: the static pod has --%s=%s, and the DaemonSet doesn't", c.name, flag, will[flag]))
-		}
-	}
+	all = append(all, lists.Some(slices.Sorted(maps.Keys(will)), func(flag string) (string, bool) {
+		_, there := was[flag]
+		return fmt.Sprintf("%s: the static pod has --%s=%s, and the DaemonSet doesn't", c.name, flag, will[flag]), !there
+	})...)
 	has := hostPaths(static)
-	for _, path := range hostPaths(self) {
-		if !slices.Contains(has, path) {
-			all = append(all, fmt.Sprintf("%s: the DaemonSet mounts %s of the node, and the static pod doesn't: see cluster.%s.extraVolumes", c.name, path, c.field))
-		}
-	}
-	return all
+	return append(all, lists.Some(hostPaths(self), func(path string) (string, bool) {
+		return fmt.Sprintf("%s: the DaemonSet mounts %s of the node, and the static pod doesn't: see cluster.%s.extraVolumes", c.name, path, c.field), !slices.Contains(has, path)
+	})...)
 }
 
 // samePurpose: files are in another place, and $(NAME) is of each pod's own.
@@ -124,13 +121,11 @@ func arguments(pod kubeclient.Object) map[string]string {
 }
 
 // hostPaths of a pod.
-func hostPaths(pod kubeclient.Object) (paths []string) {
-	for _, v := range pod.List("spec", "volumes") {
-		if path := v.Text("hostPath", "path"); path != "" {
-			paths = append(paths, path)
-		}
-	}
-	return paths
+func hostPaths(pod kubeclient.Object) []string {
+	return lists.Some(pod.List("spec", "volumes"), func(v kubeclient.Object) (string, bool) {
+		path := v.Text("hostPath", "path")
+		return path, path != ""
+	})
 }
 
 func (j job) gather(ctx context.Context, p *operation.Progress, s survey) error {

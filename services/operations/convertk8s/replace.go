@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
@@ -126,12 +127,9 @@ func (j job) deleted(ctx context.Context, p *operation.Progress, client *kubecli
 // checkpoints are the names of the pods that pod-checkpointer has made.
 func checkpoints(ctx context.Context, client *kubeclient.Client) (names []string, err error) {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Pod", Namespace: "kube-system"}, kubeclient.Selection{})
-	for _, pod := range list.Items() {
-		if pod.At("metadata", "annotations", controlplane.CheckpointOf) != nil {
-			names = append(names, pod.Name())
-		}
-	}
-	return names, err
+	return lists.Some(list.Items(), func(pod kubeclient.Object) (string, bool) {
+		return pod.Name(), pod.At("metadata", "annotations", controlplane.CheckpointOf) != nil
+	}), err
 }
 
 func (j job) confirmAll(ctx context.Context, p *operation.Progress) error {

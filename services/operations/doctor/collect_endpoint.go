@@ -19,7 +19,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/garboard-os/garboard/config"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/kubernetes/etcd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 )
 
@@ -88,11 +93,12 @@ func (d *Doctor) collectEndpoint(ctx context.Context, s *snapshot) func(*snapsho
 	if e.addresses, e.resolve = resolve(ctx, e.host); e.resolve != nil {
 		return func(s *snapshot) { s.endpoint = &e }
 	}
-	pool := authority(s.config)
 	e.answers = make([]answer, len(e.addresses))
 	var wg sync.WaitGroup
 	for i, addr := range e.addresses {
-		wg.Go(func() { e.answers[i] = ask(ctx, e.url+readyPath, addr, &tls.Config{RootCAs: pool}) })
+		wg.Go(func() {
+			e.answers[i] = ask(ctx, e.url+readyPath, addr, &tls.Config{RootCAs: pki.Pool(s.config.Cluster.TrustedCAs())})
+		})
 	}
 	wg.Wait()
 	return func(s *snapshot) { s.endpoint = &e }
@@ -104,7 +110,7 @@ func (d *Doctor) collectLocal(ctx context.Context, s *snapshot) func(*snapshot) 
 	if err != nil {
 		return nil
 	}
-	a := ask(ctx, o.Spec.LocalEndpoint+readyPath, netip.Addr{}, &tls.Config{RootCAs: authority(s.config)})
+	a := ask(ctx, o.Spec.LocalEndpoint+readyPath, netip.Addr{}, &tls.Config{RootCAs: pki.Pool(s.config.Cluster.TrustedCAs())})
 	return func(s *snapshot) { s.local = &a }
 }
 
@@ -141,12 +147,6 @@ func (d *Doctor) collectPrograms(ctx context.Context, known *snapshot) func(*sna
 	return func(s *snapshot) { s.programs = answers }
 }
 
-func authority(c *config.Config) *x509.CertPool {
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(c.Cluster.TrustedCAs())
-	return pool
-}
-
 // resolve is the addresses of a host: itself, if it is one.
 func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	if a, err := netip.ParseAddr(host); err == nil {
@@ -158,9 +158,7 @@ func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range found {
-		found[i] = found[i].Unmap()
-	}
+	found = lists.Of(found, netip.Addr.Unmap)
 	slices.SortFunc(found, netip.Addr.Compare)
 	found = slices.Compact(found)
 	return found[:min(len(found), maxAddresses)], nil
@@ -206,4 +204,60 @@ func ask(ctx context.Context, target string, addr netip.Addr, config *tls.Config
 		a.date = date
 	}
 	return a
+}
+
+// etcdHealth is where etcd serves its health, in plain HTTP on loopback.
+const etcdHealth = "http://127.0.0.1:2381"
+
+// member is what this node's etcd returns about itself and its cluster. What it doesn't
+// answer is empty: ready says why.
+type member struct {
+	ready   answer
+	members []*pb.Member
+	alarms  []string // NOSPACE, CORRUPT
+}
+
+func (m *member) voters() int {
+	return len(slices.DeleteFunc(slices.Clone(m.members), func(one *pb.Member) bool { return one.IsLearner }))
+}
+
+func describeMember(m *pb.Member) string {
+	learner := ""
+	if m.IsLearner {
+		learner = " (learner)"
+	}
+	return fmt.Sprintf("etcd member %s %s%s", m.Name, m.PeerURLs, learner)
+}
+
+func (d *Doctor) collectEtcd(ctx context.Context, _ *snapshot) func(*snapshot) {
+	m := &member{}
+	var wg sync.WaitGroup
+	wg.Go(func() { m.ready = ask(ctx, d.o.health+readyPath, netip.Addr{}, &tls.Config{}) })
+	wg.Go(func() { d.listEtcd(ctx, m) }) // without a leader the first one hangs, and this doesn't
+	wg.Wait()
+	return func(s *snapshot) { s.etcd = m }
+}
+
+// listEtcd asks this node's member for all members and alarms. The first answer needs no
+// leader.
+func (d *Doctor) listEtcd(ctx context.Context, m *member) {
+	status, err := etcd.Statuses.Get(d.o.Store, etcd.StatusID)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	c, err := etcd.Dial(ctx, d.o.Store, status.Spec.Endpoint)
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	found, err := c.MemberList(ctx, clientv3.WithSerializable())
+	if err != nil {
+		return
+	}
+	m.members = found.Members
+	if alarms, err := c.AlarmList(ctx); err == nil {
+		m.alarms = lists.Of(alarms.Alarms, func(a *pb.AlarmMember) string { return a.Alarm.String() })
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/prometheus/procfs"
 )
@@ -53,11 +55,7 @@ type space struct {
 func (d *Doctor) collectFiles(context.Context, *snapshot) func(*snapshot) {
 	f := files{seen: true, pods: map[string][]string{}}
 	entries, _ := untrusted.ReadDir(d.path(boot.StaticPodsDir)) // none can be read
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), staticPodPrefix) {
-			f.staticPodFiles = append(f.staticPodFiles, e.Name())
-		}
-	}
+	f.staticPodFiles = lists.Some(entries, func(e fs.DirEntry) (string, bool) { return e.Name(), strings.HasPrefix(e.Name(), staticPodPrefix) })
 	data, err := untrusted.ReadDir(d.path(boot.EtcdDataDir))
 	f.etcdData, f.etcdSeen = len(data) > 0, boot.IgnoreMissing(err) == nil
 	if data, err := untrusted.ReadLinked(d.path(clientFile), maxSmall); err == nil {

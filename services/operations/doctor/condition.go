@@ -214,3 +214,11 @@ func fit(line string) string {
 
 // one is the result of a condition that holds at most once.
 func one(f finding) []finding { return []finding{f} }
+
+// when is the result of a condition that holds or doesn't. What is found must be safe to say either way.
+func when(holds bool, f finding) []finding {
+	if !holds {
+		return nil
+	}
+	return one(f)
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/lists"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
@@ -24,36 +25,23 @@ const (
 
 var controlPlaneConditions = checks{
 	"static-pods-not-generated": func(s *snapshot) []finding {
-		if !s.controlPlane() || !s.files.seen {
-			return nil
-		}
-		var missing []string
-		for _, p := range controlplane.Programs {
-			if name := staticPodPrefix + p + ".yaml"; !slices.Contains(s.files.staticPodFiles, name) {
-				missing = append(missing, name)
-			}
-		}
-		if len(missing) == 0 {
-			return nil
-		}
-		f := finding{what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime)}
-		f.evidence = []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
-		f.evidence = append(f.evidence, lists.Of(s.controllers, asFailure)...)
-		return one(f)
+		missing := lists.Of(controlplane.Programs, func(program string) string { return staticPodPrefix + program + ".yaml" })
+		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(s.files.staticPodFiles, name) })
+		evidence := []string{fmt.Sprintf("ls %s: [%s]", boot.StaticPodsDir, strings.Join(s.files.staticPodFiles, " ")), fmt.Sprintf("resources StaticPods: %d", s.staticPods)}
+		return when(s.controlPlane() && s.files.seen && len(missing) > 0, finding{
+			what: "Static pods are not written: " + strings.Join(missing, ", ") + ".", until: s.at(startTime),
+			evidence: append(evidence, lists.Of(s.controllers, asFailure)...),
+		})
 	},
 	"apiserver-not-running":          func(s *snapshot) []finding { return s.programDown(apiServer) },
 	"controller-manager-not-running": func(s *snapshot) []finding { return s.programDown(controllerManager) },
 	"scheduler-not-running":          func(s *snapshot) []finding { return s.programDown(scheduler) },
-	"controller-failing": func(s *snapshot) (out []finding) {
-		for _, c := range s.controllers {
-			if c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && slices.ContainsFunc(s.troubled, ofManifest) ||
-				c.ID == apiSecrets && len(s.down("apid", "")) > 0 {
-				continue // said by other conditions
-			}
-			f := finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, until: s.at(bootstrapTime), evidence: []string{asFailure(c)}}
-			out = append(out, f)
-		}
-		return out
+	"controller-failing": func(s *snapshot) []finding {
+		return lists.Some(s.controllers, func(c resource.Object[resource.Failure]) (finding, bool) {
+			told := c.Spec.Reason == secrets.Missing || c.ID == manifestApplier && slices.ContainsFunc(s.troubled, ofManifest) ||
+				c.ID == apiSecrets && len(s.down("apid", "")) > 0 // by other conditions
+			return finding{what: "Controller " + c.ID + " fails.", code: c.Spec.Reason, since: c.Spec.Since, until: s.at(bootstrapTime), evidence: []string{asFailure(c)}}, !told
+		})
 	},
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 const (
@@ -50,22 +52,18 @@ var endpointConditions = checks{
 
 // eachAnswer makes a finding for each address of the endpoint whose answer holds is true of.
 func eachAnswer(what string, holds func(answer) bool) func(*snapshot) []finding {
-	return func(s *snapshot) (out []finding) {
+	return func(s *snapshot) []finding {
 		if s.endpoint == nil {
 			return nil
 		}
-		for _, a := range s.endpoint.answers {
-			if !holds(a) {
-				continue
-			}
+		return lists.Some(s.endpoint.answers, func(a answer) (finding, bool) {
 			f := finding{what: fmt.Sprintf("The cluster's endpoint %s %s.", s.endpoint.url, what), evidence: []string{a.text()}}
 			if a.rejected != nil {
 				f.evidence = append(f.evidence, fmt.Sprintf("it shows a certificate of %q for %v %v, issued by %q, SHA-256 %x",
 					a.rejected.Subject, a.rejected.DNSNames, a.rejected.IPAddresses, a.rejected.Issuer, sha256.Sum256(a.rejected.Raw)))
 			}
-			out = append(out, f)
-		}
-		return out
+			return f, holds(a)
+		})
 	}
 }
 
@@ -109,12 +107,9 @@ func endpointSilent(s *snapshot) []finding {
 
 // expiring are certificates by what is left of their time.
 func expiring(bad func(time.Duration, certificate) bool) func(*snapshot) []finding {
-	return func(s *snapshot) (out []finding) {
-		for _, c := range s.certificates {
+	return func(s *snapshot) []finding {
+		return lists.Some(s.certificates, func(c certificate) (finding, bool) {
 			left := c.cert.NotAfter.Sub(s.now)
-			if !bad(left, c) {
-				continue
-			}
 			f := finding{evidence: []string{fmt.Sprintf("certificate %q, issued by %q: valid from %s to %s; now it is %s",
 				c.cert.Subject, c.cert.Issuer, stamp(c.cert.NotBefore), stamp(c.cert.NotAfter), stamp(s.now))}}
 			if left <= 0 {
@@ -125,8 +120,7 @@ func expiring(bad func(time.Duration, certificate) bool) func(*snapshot) []findi
 			if !c.renewed {
 				f.why, f.next = "It is part of the configuration, and isn't replaced automatically.", "Make a new one and apply it to all nodes before the old one expires."
 			}
-			out = append(out, f)
-		}
-		return out
+			return f, bad(left, c)
+		})
 	}
 }

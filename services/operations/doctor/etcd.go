@@ -32,16 +32,11 @@ var etcdConditions = checks{
 	},
 	"etcd-not-running": etcdDown,
 	"etcd-even-members": func(s *snapshot) []finding {
-		if s.etcd == nil || len(s.etcd.members) == 0 {
+		if s.etcd == nil {
 			return nil
 		}
-		voters, f := s.etcd.voters(), finding{}
-		f.evidence = lists.Of(s.etcd.members, describeMember)
-		if voters%2 != 0 || voters == 0 {
-			return nil
-		}
-		f.what = fmt.Sprintf("etcd has %d members.", voters)
-		return one(f)
+		voters := s.etcd.voters()
+		return when(voters > 0 && voters%2 == 0, finding{what: fmt.Sprintf("etcd has %d members.", voters), evidence: lists.Of(s.etcd.members, describeMember)})
 	},
 }
 

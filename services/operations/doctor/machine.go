@@ -5,10 +5,13 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
+	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/configuration"
+	"github.com/garboard-os/garboard/services/system/volumes"
 )
 
 const (
@@ -38,25 +41,19 @@ var machineConditions = checks{
 		return one(f)
 	},
 	"disk-locked": func(s *snapshot) []finding {
-		if s.stage != configuration.Locked {
-			return nil
-		}
 		svc := s.services[configuration.ID]
-		return one(finding{what: "No key of this machine opens STATE.", since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+		return when(s.stage == configuration.Locked, finding{what: "No key of this machine opens STATE.", since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 	},
-	"recovery-key-missing": func(s *snapshot) (out []finding) {
-		for _, o := range s.unrecoverable {
-			out = append(out, finding{what: o.ID + " is encrypted without a recovery key.", evidence: []string{"VolumeStatus " + o.ID + ": " + o.Spec.Layers}})
-		}
-		return out
+	"recovery-key-missing": func(s *snapshot) []finding {
+		return lists.Of(s.unrecoverable, func(o resource.Object[volumes.Status]) finding {
+			return finding{what: o.ID + " is encrypted without a recovery key.", evidence: []string{"VolumeStatus " + o.ID + ": " + o.Spec.Layers}}
+		})
 	},
-	"secrets-missing": func(s *snapshot) (out []finding) {
-		for _, c := range s.controllers {
-			if c.Spec.Reason == secrets.Missing {
-				out = append(out, finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}})
-			}
-		}
-		return out
+	"secrets-missing": func(s *snapshot) []finding {
+		return lists.Some(s.controllers, func(c resource.Object[resource.Failure]) (finding, bool) {
+			f := finding{what: "The configuration is incomplete: " + c.Spec.Error + ".", since: c.Spec.Since, evidence: []string{asFailure(c)}}
+			return f, c.Spec.Reason == secrets.Missing
+		})
 	},
 	"disks-not-ready": func(s *snapshot) []finding { return s.down("disks", "The system disk is not ready.") },
 	"disk-full":       func(s *snapshot) []finding { return s.filled(0, full) },
@@ -68,10 +65,8 @@ var machineConditions = checks{
 	},
 	"memory-low": func(s *snapshot) []finding {
 		f := s.files
-		if f.memory == 0 || f.available*100 >= f.memory*lowMemory || f.available >= lowMemoryBytes {
-			return nil
-		}
-		return one(finding{what: fmt.Sprintf("Only %s of %s memory are available.", inBytes(f.available), inBytes(f.memory)),
+		low := f.available*100 < f.memory*lowMemory && f.available < lowMemoryBytes
+		return when(low, finding{what: fmt.Sprintf("Only %s of %s memory are available.", inBytes(f.available), inBytes(f.memory)),
 			evidence: []string{fmt.Sprintf("/proc/meminfo: MemTotal: %d kB, MemAvailable: %d kB", f.memory>>10, f.available>>10)}})
 	},
 }
@@ -81,16 +76,13 @@ var machineConditions = checks{
 const startTime = 2 * time.Minute
 
 // filled are file systems with at least and less than that much room, in percent.
-func (s *snapshot) filled(least, less uint64) (out []finding) {
-	for _, sp := range s.files.spaces {
+func (s *snapshot) filled(least, less uint64) []finding {
+	return lists.Some(s.files.spaces, func(sp space) (finding, bool) {
 		bytes, nodes := sp.free*100/sp.size, uint64(100)
 		if sp.nodes > 0 {
 			nodes = sp.left * 100 / sp.nodes
 		}
 		left := min(bytes, nodes)
-		if left < least || left >= less {
-			continue
-		}
 		f := finding{what: fmt.Sprintf("%s (%s) has %s of %s left.", sp.label, sp.path, inBytes(sp.free), inBytes(sp.size))}
 		if nodes < bytes {
 			f.what = fmt.Sprintf("%s (%s) has room for %d more files of %d.", sp.label, sp.path, sp.left, sp.nodes)
@@ -101,9 +93,8 @@ func (s *snapshot) filled(least, less uint64) (out []finding) {
 				f.evidence = append(f.evidence, svc.asStatus())
 			}
 		}
-		out = append(out, f)
-	}
-	return out
+		return f, left >= least && left < less
+	})
 }
 
 func inBytes(n uint64) string {

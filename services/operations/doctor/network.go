@@ -6,26 +6,24 @@ import (
 	"slices"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 )
 
 var networkConditions = checks{
 	"network-no-address": func(s *snapshot) []finding { return s.down("networkd", "The node has no address yet.") },
-	"network-no-family": func(s *snapshot) (found []finding) {
+	"network-no-family": func(s *snapshot) []finding {
 		if s.config == nil || s.address == nil {
 			return nil
 		}
-		for _, subnet := range s.config.Cluster.Network.PodSubnets {
-			if slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr().BitLen() == subnet.Addr().BitLen() }) {
-				continue
-			}
-			found = append(found, finding{
+		return lists.Some(s.config.Cluster.Network.PodSubnets, func(subnet netip.Prefix) (finding, bool) {
+			has := slices.ContainsFunc(s.address.All, func(p netip.Prefix) bool { return p.Addr().BitLen() == subnet.Addr().BitLen() })
+			return finding{
 				what:     fmt.Sprintf("Pods have addresses of %s, and the node has none of that family.", subnet),
 				evidence: []string{fmt.Sprintf("NodeAddresses network/default: %v", s.address.All)},
-			})
-		}
-		return found
+			}, !has
+		})
 	},
 	"network-no-route": func(s *snapshot) []finding {
 		if !s.wayless || s.address == nil {
@@ -49,14 +47,8 @@ var networkConditions = checks{
 		return one(f)
 	},
 	"no-nameserver": func(s *snapshot) []finding {
-		if !s.known || len(s.resolvers) > 0 {
-			return nil
-		}
 		names := s.names()
-		if len(names) == 0 {
-			return nil
-		}
-		return one(finding{what: "The node has no name server.", evidence: append([]string{"Resolvers network/resolvers: none"}, names...)})
+		return when(s.known && len(s.resolvers) == 0 && len(names) > 0, finding{what: "The node has no name server.", evidence: append([]string{"Resolvers network/resolvers: none"}, names...)})
 	},
 }
 
@@ -67,17 +59,13 @@ func (s *snapshot) outside() []string {
 	}
 	var out []string
 	if s.endpoint != nil {
-		for _, a := range s.endpoint.addresses {
-			if !near(a) {
-				out = append(out, fmt.Sprintf("cluster.controlPlane.endpoint %s is at %s, in none of the node's networks", s.endpoint.url, a))
-			}
-		}
+		out = lists.Some(s.endpoint.addresses, func(a netip.Addr) (string, bool) {
+			return fmt.Sprintf("cluster.controlPlane.endpoint %s is at %s, in none of the node's networks", s.endpoint.url, a), !near(a)
+		})
 	}
-	for _, a := range s.resolvers {
-		if !near(a) {
-			out = append(out, fmt.Sprintf("name server %s is in none of the node's networks", a))
-		}
-	}
+	out = append(out, lists.Some(s.resolvers, func(a netip.Addr) (string, bool) {
+		return fmt.Sprintf("name server %s is in none of the node's networks", a), !near(a)
+	})...)
 	for id, svc := range s.services {
 		if !svc.Up && (svc.Reason == reason.NetworkUnreachable || svc.Reason == containerd.RegistryNoRoute) {
 			out = append(out, s.services[id].asStatus())

@@ -2,12 +2,16 @@ package doctor
 
 import (
 	"cmp"
+	"encoding/base64"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -15,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/kubelet"
+	"github.com/garboard-os/garboard/services/kubernetes/roster"
 )
 
 // manifestApplier makes what is missing.
@@ -35,20 +40,16 @@ var nodeConditions = checks{
 	"apiservice-without-pods": func(s *snapshot) []finding { return s.unserved(true) },
 	"node-not-registered":     nodeMissing,
 	"node-not-ready":          nodeNotReady,
-	"node-pressure": func(s *snapshot) (out []finding) {
-		for _, c := range s.nodeConditions() {
-			if typ := c.Text("type"); strings.HasSuffix(typ, "Pressure") && c.Text("status") == "True" {
-				out = append(out, finding{what: "The node has " + typ + ".", since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}})
-			}
-		}
-		return out
+	"node-pressure": func(s *snapshot) []finding {
+		return lists.Some(s.nodeConditions(), func(c kubeclient.Object) (finding, bool) {
+			f := finding{what: "The node has " + c.Text("type") + ".", since: c.Time("lastTransitionTime"), evidence: []string{asCondition(s.hostname, c)}}
+			return f, strings.HasSuffix(c.Text("type"), "Pressure") && c.Text("status") == "True"
+		})
 	},
 	"node-cordoned": func(s *snapshot) []finding {
-		if s.cluster == nil || s.cluster.node.At("spec", "unschedulable") != true || // or it is an operation's work
-			slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool { return o.Spec.Ended.IsZero() }) {
-			return nil
-		}
-		return one(finding{what: fmt.Sprintf("The node %q is cordoned: new pods don't start on it.", s.hostname), next: "If the work on it is done: kubectl uncordon " + s.hostname + ".",
+		cordoned := s.cluster != nil && s.cluster.node.At("spec", "unschedulable") == true
+		busy := slices.ContainsFunc(s.operations, func(o resource.Object[operation.Spec]) bool { return o.Spec.Ended.IsZero() })
+		return when(cordoned && !busy, finding{what: fmt.Sprintf("The node %q is cordoned: new pods don't start on it.", s.hostname), next: "If the work on it is done: kubectl uncordon " + s.hostname + ".",
 			evidence: []string{fmt.Sprintf("node %s: spec.unschedulable", s.hostname)}})
 	},
 	"system-pods-failing": func(s *snapshot) []finding { return append(s.failingPods(true), systemFaults(s)...) },
@@ -75,14 +76,11 @@ var nodeConditions = checks{
 }
 
 // unserved are the webhooks that don't answer, or the APIServices.
-func (s *snapshot) unserved(apis bool) (out []finding) {
+func (s *snapshot) unserved(apis bool) []finding {
 	if s.cluster == nil {
 		return nil
 	}
-	for _, r := range s.cluster.refusal {
-		if (r.kind == apiService) != apis {
-			continue
-		}
+	return lists.Some(s.cluster.refusal, func(r refusal) (finding, bool) {
 		f := finding{what: fmt.Sprintf("APIService %s isn't available: %s.", r.name, r.lacks), evidence: []string{strings.ToLower(r.kind) + " " + r.name + ": " + r.lacks}}
 		if r.starts {
 			f.until = s.at(bootstrapTime)
@@ -92,9 +90,8 @@ func (s *snapshot) unserved(apis bool) (out []finding) {
 		}
 		start := fmt.Sprintf("Start its pods: kubectl -n %s get deployments,pods, and kubectl -n %[1]s scale deployment NAME --replicas=1.", r.namespace)
 		f.next = fmt.Sprintf("%s If that is refused, too, or nothing needs it: kubectl delete %s %s.", cmp.Or(map[string]string{"": "Start its server."}[r.namespace], start), strings.ToLower(r.kind), r.name)
-		out = append(out, f)
-	}
-	return out
+		return f, (r.kind == apiService) == apis
+	})
 }
 
 // manifests are those of which objects aren't there: the node's own, whose drift tells it, or the configuration's.
@@ -209,11 +206,9 @@ func nodeNotReady(s *snapshot) []finding {
 				f.why, f.next, f.until = "cluster.network.cni.name is none, so the pod network is to be installed by you, and it isn't.", "Install a CNI in the cluster.", time.Time{}
 			}
 		}
-		for _, pod := range s.cluster.pods {
-			if pod.Namespace() == kubeSystem && !pod.Condition("Ready") {
-				f.evidence = append(f.evidence, asPod(pod))
-			}
-		}
+		f.evidence = append(f.evidence, lists.Some(s.cluster.pods, func(pod kubeclient.Object) (string, bool) {
+			return asPod(pod), pod.Namespace() == kubeSystem && !pod.Condition("Ready")
+		})...)
 		return one(f)
 	}
 	// Kubernetes doesn't say it now, or says what was so before the boot.
@@ -272,12 +267,70 @@ func (s *snapshot) failingPods(system bool) (out []finding) {
 }
 
 // systemFaults are the node's own pods that aren't there, or aren't ready for another reason.
-func systemFaults(s *snapshot) (out []finding) {
-	for _, f := range s.health.Faults {
-		if s.health.Serves != kubelet.Unknown && f.Object != kubelet.NodeObject && !slices.Contains(unstarted, string(f.Code)) && !strings.Contains(string(f.Code), "Image") {
-			out = append(out, finding{what: "The " + f.Object + " of this node doesn't work: " + f.Text + ".", why: "Kubernetes doesn't see its pod here, or not as ready.",
-				since: f.Since, until: s.settles(f.Since), evidence: []string{"resource NodeHealths " + kubelet.HealthID}})
+func systemFaults(s *snapshot) []finding {
+	return lists.Some(s.health.Faults, func(f kubelet.Fault) (finding, bool) {
+		told := f.Object == kubelet.NodeObject || slices.Contains(unstarted, string(f.Code)) || strings.Contains(string(f.Code), "Image")
+		return finding{what: "The " + f.Object + " of this node doesn't work: " + f.Text + ".", why: "Kubernetes doesn't see its pod here, or not as ready.",
+			since: f.Since, until: s.settles(f.Since), evidence: []string{"resource NodeHealths " + kubelet.HealthID}}, s.health.Serves != kubelet.Unknown && !told
+	})
+}
+
+// bootstrapTime is what a cluster's first start may take: images over a slow line,
+// or an emulated machine.
+const bootstrapTime = 5 * time.Minute
+
+// nameTime is longer than the pause between two requests of a kubelet for a certificate.
+const nameTime = 3 * time.Minute
+
+var kubeletConditions = checks{
+	"node-name-taken":     nameTaken,
+	"kubelet-not-running": kubeletDown,
+}
+
+// nameTaken is said on both machines: by the kubelet that waits, and by the requests that were
+// denied since the other one has been up.
+func nameTaken(s *snapshot) []finding {
+	svc := s.services[kubelet.ID]
+	if !svc.Up && svc.Reason == roster.NameTaken {
+		return one(finding{what: fmt.Sprintf("Another machine has the name %q, so this one doesn't register.", s.hostname), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+	}
+	if !svc.Up || s.cluster == nil {
+		return nil
+	}
+	for _, csr := range s.cluster.csrs {
+		text, _ := base64.StdEncoding.DecodeString(csr.Text("spec", "request"))
+		request, err := pki.ParseRequest(text)
+		if err != nil || request.Subject.CommonName != config.NodeUser+s.hostname {
+			continue
+		}
+		for _, c := range csr.List("status", "conditions") {
+			if at := c.Time("lastTransitionTime"); c.Text("reason") == string(roster.NameTaken) && at.After(s.at(svc.Since)) && s.now.Sub(at) < nameTime {
+				return one(finding{what: fmt.Sprintf("Another machine wants the name %q of this node, and doesn't get it.", s.hostname), severity: warning, evidence: []string{asRequest(csr)}})
+			}
 		}
 	}
-	return out
+	return nil
+}
+
+func kubeletDown(s *snapshot) []finding {
+	if s.config == nil {
+		return nil
+	}
+	found := s.down(kubelet.ID, "The kubelet is not running.")
+	if s.services[kubelet.ID].Reason == kubelet.NodeDeleted {
+		return nil // node-not-registered says so
+	}
+	for i := range found {
+		f := &found[i]
+		k := s.config.Machine.Kubelet
+		if why, next, ok := explainArgument(strings.Join(f.evidence, "\n"), "machine.kubelet.extraArgs", k.Image, k.ExtraArgs); ok {
+			f.why, f.next = why, next
+			continue
+		}
+		if svc := s.services[kubelet.ID]; svc.State == dag.Running {
+			f.what = "The kubelet runs and is not healthy."
+			f.why = "Its health check fails; its last log lines show why."
+		}
+	}
+	return found
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -56,10 +57,7 @@ var serviceConditions = checks{
 		return one(f)
 	}),
 	"image-pulling": eachService(func(s *snapshot, id string, svc service) []finding {
-		if svc.Reason != containerd.Pulling {
-			return nil
-		}
-		return one(finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
+		return when(svc.Reason == containerd.Pulling, finding{what: fmt.Sprintf("Service %s waits for its image: %s.", id, svc.Message), since: s.at(svc.Since), evidence: []string{svc.asStatus()}})
 	}),
 	"image-sick":         func(s *snapshot) []finding { return s.pulls(true) },
 	"registry-silent":    registriesSilent,
@@ -68,11 +66,9 @@ var serviceConditions = checks{
 
 // eachService asks about one service after another.
 func eachService(about func(*snapshot, string, service) []finding) func(*snapshot) []finding {
-	return func(s *snapshot) (out []finding) {
-		for _, id := range slices.Sorted(maps.Keys(s.services)) {
-			out = append(out, about(s, id, s.services[id])...)
-		}
-		return out
+	return func(s *snapshot) []finding {
+		ids := slices.Sorted(maps.Keys(s.services))
+		return slices.Concat(lists.Of(ids, func(id string) []finding { return about(s, id, s.services[id]) })...)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/kubernetes/vip"
 )
 
@@ -43,23 +44,17 @@ var sharedConditions = checks{
 		return found
 	},
 	"shared-address-two-members": func(s *snapshot) []finding {
-		if s.etcd == nil {
-			return nil
-		}
 		return s.eachShared(func(a vip.Status) (string, bool) {
-			return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), s.etcd.voters() == 2
+			return fmt.Sprintf("The shared address %s can't move: etcd has 2 members.", a.Address), s.etcd != nil && s.etcd.voters() == 2
 		})
 	},
 }
 
 // eachShared is a finding for each shared address of which about has something to
 // say.
-func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) (out []finding) {
-	for _, a := range s.shared {
+func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) []finding {
+	return lists.Some(s.shared, func(a vip.Status) (finding, bool) {
 		what, holds := about(a)
-		if !holds {
-			continue
-		}
 		holder := cmp.Or(a.HeldBy, map[bool]string{true: "no node", false: "unknown"}[a.Known])
 		if a.Holder {
 			holder = "this node"
@@ -70,9 +65,8 @@ func (s *snapshot) eachShared(about func(vip.Status) (what string, holds bool)) 
 		if a.Etcd != "" {
 			f.evidence = append(f.evidence, "etcd: "+a.Etcd)
 		}
-		out = append(out, f)
-	}
-	return out
+		return f, holds
+	})
 }
 
 // okButForEtcd is true of an API server that lacks nothing but etcd's quorum.

@@ -25,6 +25,7 @@ var errorPatterns = []*regexp.Regexp{
 	regexp.MustCompile(`command failed|"level":"(?:fatal|panic)"|^panic: |flag provided but not defined|unknown flag|invalid value .* for flag|^F\d{4} |[Ff]atal error`),
 	regexp.MustCompile(`"level":"error"|^E\d{4} |^(?:stderr F )?Error: |"err":"`),
 	regexp.MustCompile(`"level":"warn"|^W\d{4} |\bwarning: |\berror: `),
+	regexp.MustCompile(`\S`), // without an error, the last line
 }
 
 // criLine matches the time and stream that CRI puts before each line of a container's
@@ -43,11 +44,6 @@ func lastError(lines []string) string {
 			if kind.MatchString(criLine.ReplaceAllString(line, "")) {
 				return line
 			}
-		}
-	}
-	for _, line := range slices.Backward(lines) {
-		if strings.TrimSpace(line) != "" {
-			return line
 		}
 	}
 	return ""

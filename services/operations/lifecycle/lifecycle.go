@@ -173,15 +173,12 @@ func (o Options) lookAround(ctx context.Context) (why string, err error) {
 			return err
 		}
 		nodes, err := c.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
-		if err != nil {
-			return err
-		}
 		if slices.ContainsFunc(nodes.Items(), func(n kubeclient.Object) bool {
 			return n.Name() != name && n.Condition("Ready") && n.At("spec", "unschedulable") != true
 		}) {
 			why = ""
 		}
-		return nil
+		return err
 	})
 	return why, err
 }

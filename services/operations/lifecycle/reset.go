@@ -153,12 +153,7 @@ func (j job) deleteNode(ctx context.Context, c *kubeclient.Client, name string) 
 
 // wiped are the partitions and disks that are wiped, in words.
 func (j job) wiped() string {
-	var parts []string
-	for _, v := range boot.Wiped(j.labels) {
-		if v.Holds != "" {
-			parts = append(parts, fmt.Sprintf("%s (%s)", v.Label, v.Holds))
-		}
-	}
+	parts := lists.Some(boot.Wiped(j.labels), func(v boot.Volume) (string, bool) { return fmt.Sprintf("%s (%s)", v.Label, v.Holds), v.Holds != "" })
 	text := strings.Join(append(parts, lists.Of(j.disks, func(u disks.UserDisk) string { return u.Path })...), ", ")
 	if j.mode != "" {
 		text += ", with --wipe-mode " + j.mode

@@ -19,6 +19,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/balancer"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
@@ -173,11 +174,9 @@ func (j job) serves(ctx context.Context, n rollout.Node, right func(issuers []st
 	}
 	var issuers []string
 	for _, pod := range pods {
-		for _, word := range strings.Fields(pod.GetSpec()) {
-			if issuer, ok := strings.CutPrefix(word, "--"+issuerFlag+"="); ok {
-				issuers = append(issuers, issuer)
-			}
-		}
+		issuers = append(issuers, lists.Some(strings.Fields(pod.GetSpec()), func(word string) (string, bool) {
+			return strings.CutPrefix(word, "--"+issuerFlag+"=")
+		})...)
 	}
 	has, _, err := rollout.Config(ctx, j.Peers, n)
 	if err == nil && (len(issuers) == 0 || has.At("cluster", "apiServer", "extraArgs", issuerFlag) == nil && !right(issuers)) {

@@ -10,6 +10,8 @@ import (
 
 	"connectrpc.com/connect"
 
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/kubernetes/containerd"
 	"github.com/garboard-os/garboard/services/kubernetes/etcd"
@@ -106,14 +108,12 @@ func Serving(peers Peers, change OnNode) OnNode {
 // minute. A control plane has more services that must be up.
 func Runs(ctx context.Context, peers Peers, n Node, more ...string) error {
 	services, err := peers.Services(ctx, n.Address)
-	problems := []error{err}
-	for _, s := range services {
+	problems := lists.Some(services, func(s *apiv1.Service) (error, bool) {
 		everywhere := slices.Contains([]string{containerd.ID, kubelet.ID}, s.GetId())
-		if !s.GetUp() && (everywhere || n.ControlPlane && (s.GetId() == etcd.ID || slices.Contains(more, s.GetId()))) {
-			problems = append(problems, fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState())))
-		}
-	}
-	return errors.Join(problems...)
+		needed := everywhere || n.ControlPlane && (s.GetId() == etcd.ID || slices.Contains(more, s.GetId()))
+		return fmt.Errorf("service %s isn't up: %s", s.GetId(), cmp.Or(s.GetWaitingFor(), s.GetMessage(), s.GetState())), needed && !s.GetUp()
+	})
+	return errors.Join(append(problems, err)...)
 }
 
 // Ready says why Kubernetes has a node as not Ready, and what tells more.

@@ -165,12 +165,9 @@ func (k Kubernetes) Nodes(ctx context.Context) (nodes []kubeclient.Object, err e
 // Nodes lists the Nodes of Kubernetes, in the order of their names.
 func Nodes(ctx context.Context, client *kubeclient.Client) ([]kubeclient.Object, error) {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "Node"}, kubeclient.Selection{})
-	if err != nil {
-		return nil, err
-	}
 	nodes := list.Items()
 	slices.SortFunc(nodes, func(a, b kubeclient.Object) int { return strings.Compare(a.Name(), b.Name()) })
-	return nodes, nil
+	return nodes, err
 }
 
 // Confirm asks a question. Another answer than yes ends the operation, which is undone.

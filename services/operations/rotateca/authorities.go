@@ -61,13 +61,11 @@ var rotating = operation.Data[rotation]{Key: "rotation"}
 type node struct{ rollout.Node }
 
 // chosen are those of the authorities that a node has.
-func (n node) chosen(all []string) (mine []string) {
-	for _, name := range all {
-		if a, found := authority(name); n.ControlPlane || found && a.Workers {
-			mine = append(mine, name)
-		}
-	}
-	return mine
+func (n node) chosen(all []string) []string {
+	return lists.Some(all, func(name string) (string, bool) {
+		a, found := authority(name)
+		return name, n.ControlPlane || found && a.Workers
+	})
 }
 
 // authority is the one with a name. If found is false, it is a key.
@@ -79,24 +77,20 @@ func authority(name string) (a config.Authority, found bool) {
 
 // nodes in the order in which they get a phase: the coordinator first, as it has the keys,
 // and last where it loses the old ones; in between the control planes before the workers.
-func (r rotation) nodes(o Options, to phase) (all []node) {
-	var own []node
-	address, err := network.Addresses.Get(o.Store, network.AddressID)
-	for _, workers := range []bool{false, true} {
-		for _, n := range r.Nodes {
-			switch {
-			case n.ControlPlane == workers:
-			case err == nil && n.Address == address.Spec.Primary.Unmap():
-				own = append(own, node{n})
-			default:
-				all = append(all, node{n})
-			}
+func (r rotation) nodes(o Options, to phase) []node {
+	own, err := network.Addresses.Get(o.Store, network.AddressID)
+	rank := func(n node) int {
+		switch {
+		case err == nil && n.Address == own.Spec.Primary.Unmap():
+			return map[bool]int{false: 0, true: 3}[to == dropped]
+		case n.ControlPlane:
+			return 1
 		}
+		return 2
 	}
-	if to == dropped {
-		return append(all, own...)
-	}
-	return append(own, all...)
+	all := lists.Of(r.Nodes, func(n rollout.Node) node { return node{n} })
+	slices.SortStableFunc(all, func(a, b node) int { return cmp.Compare(rank(a), rank(b)) })
+	return all
 }
 
 // make gives this node the new authorities, with their keys.

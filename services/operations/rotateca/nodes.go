@@ -43,15 +43,12 @@ func (j job) preflight(ctx context.Context, p *operation.Progress) error {
 // behind with the old authorities.
 func (r rotation) same(ctx context.Context, client *kubeclient.Client) error {
 	nodes, err := rollout.Nodes(ctx, client)
-	if err != nil {
-		return err
-	}
 	for _, n := range nodes {
 		if !slices.ContainsFunc(r.Nodes, func(known rollout.Node) bool { return known.Name == n.Name() }) {
 			return rollout.Lasting{Err: fmt.Errorf("node %s has joined since the rotation began, and accepts only the old authorities: begin again", n.Name())}
 		}
 	}
-	return nil
+	return err
 }
 
 // look asks all nodes. The error names everything that keeps the rotation from beginning.
@@ -287,12 +284,8 @@ func (o Options) probe(ctx context.Context, r rotation, n node, chosen []string,
 // IssuedBy fails unless a server has a certificate of an authority. It ends the handshake
 // before it would have to show a certificate.
 func IssuedBy(ctx context.Context, server netip.AddrPort, authority config.PEM) error {
-	ca, err := pki.ParseCert(authority)
-	if err != nil {
-		return err
-	}
 	return pki.Probe(ctx, server.String(), tls.VersionTLS12, func(served *x509.Certificate) error {
-		if served.CheckSignatureFrom(ca) != nil {
+		if !pki.SignedBy(served, authority) {
 			return errors.New("its certificate isn't of the new authority yet")
 		}
 		return nil

@@ -24,6 +24,7 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/operation"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -131,8 +132,8 @@ func (j job) steps() []operation.Step {
 			Deadline: 2 * tokenLife, Run: issued.Then(j.awaitTokens)},
 		{ID: "confirm", What: "ask before the point of no return, after which nothing is undone",
 			Deadline: time.Minute, Run: rotating.Then(j.confirm)},
-		{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
-			Deadline: allTimeout, Run: rotating.Then(j.drop)},
+		rotating.InParts(operation.Step{ID: "drop", What: "end the old authorities on one node after another", PointOfNoReturn: true,
+			Deadline: allTimeout}, func(r rotation) []operation.Part { return j.parts(r, dropped, dropped) }),
 		{ID: "join", What: "end the tokens with which nodes join", PointOfNoReturn: true, Omit: !j.joins,
 			Deadline: allTimeout, Run: rotating.Then(j.join)},
 		{ID: "verify", What: "check that no node accepts the old authorities", PointOfNoReturn: true,
@@ -190,19 +191,15 @@ func (j job) encrypt(ctx context.Context, p *operation.Progress) error {
 }
 
 // parts give each node the phase to, or undo it with back.
-func (j job) parts(r rotation, to, back phase) (parts []operation.Part) {
-	for _, n := range r.nodes(j.Options, to) {
+func (j job) parts(r rotation, to, back phase) []operation.Part {
+	return lists.Some(r.nodes(j.Options, to), func(n node) (operation.Part, bool) {
 		mine := slices.DeleteFunc(n.chosen(j.chosen), func(name string) bool { return r.needless(name, to) })
-		if len(mine) == 0 {
-			continue
-		}
-		parts = append(parts, operation.Part{
+		return operation.Part{
 			ID: n.Name, What: fmt.Sprintf("%s on node %q", to, n.Address), Deadline: nodeTimeout,
 			Run:  func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, to) },
 			Undo: func(ctx context.Context, p *operation.Progress) error { return j.move(ctx, p, r, n, mine, back) },
-		})
-	}
-	return parts
+		}, len(mine) > 0
+	})
 }
 
 // issued is when the last certificates were issued, or their issue began.
@@ -229,10 +226,6 @@ func (j job) confirm(ctx context.Context, p *operation.Progress, r rotation) err
 		return err
 	}
 	return j.Kubernetes.Poll(ctx, p, r.same) // the answer may have taken a day
-}
-
-func (j job) drop(ctx context.Context, p *operation.Progress, r rotation) error {
-	return p.Each(ctx, 1, j.parts(r, dropped, dropped)...)
 }
 
 // join gives control planes other tokens with which nodes join. Those of workers are worth nothing then, and

@@ -64,15 +64,12 @@ func restart(ctx context.Context, p *operation.Progress, client *kubeclient.Clie
 // published says in which namespace pods don't get the new authority yet.
 func published(ctx context.Context, client *kubeclient.Client, r rotation) error {
 	list, err := client.List(ctx, kubeclient.Ref{APIVersion: "v1", Kind: "ConfigMap"}, kubeclient.Selection{Fields: "metadata.name=" + rootCA})
-	if err != nil {
-		return err
-	}
 	for _, m := range list.Items() {
 		if !strings.Contains(m.Text("data", "ca.crt"), string(bytes.TrimSpace(r.New[config.KubernetesAuthority]))) {
 			return fmt.Errorf("configmap %s of namespace %s doesn't have the new authority yet", rootCA, m.Namespace())
 		}
 	}
-	return nil
+	return err
 }
 
 // forget removes the old authorities where API servers only ever add some.

@@ -35,7 +35,7 @@ type state struct {
 	sick    error             // as Kubernetes sees it
 	images  map[string]string // of the configuration, by component
 	args    map[string]map[string]string
-	broken  []string // why the upgrade can't begin
+	broken  []error // why the upgrade can't begin; nil is no reason
 }
 
 // survey is a look at all nodes.
@@ -69,7 +69,8 @@ func (o Options) look(ctx context.Context, a *apiv1.UpgradeKubernetesRequest) (s
 		lasting := slices.Concat(st.mismatches(a), st.removed(a))
 		lasts = lasts || len(lasting) > 0
 		problems = append(problems, st.sick)
-		problems = append(problems, lists.Of(slices.Concat(st.broken, lasting), func(text string) error { return fmt.Errorf("node %s: %s", st.Name, text) })...)
+		problems = append(problems, lists.Some(st.broken, func(err error) (error, bool) { return fmt.Errorf("node %s: %w", st.Name, err), err != nil })...)
+		problems = append(problems, lists.Of(lasting, func(text string) error { return fmt.Errorf("node %s: %s", st.Name, text) })...)
 	}
 	if err := errors.Join(problems...); err != nil && !lasts {
 		return s, passing{err}
@@ -97,7 +98,7 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 	var asking errgroup.Group
 	asking.SetLimit(atOnce)
 	for i := range s.states {
-		asking.Go(func() error { o.ask(ctx, &s.states[i]); return nil })
+		asking.Go(func() error { s.states[i].broken = o.ask(ctx, &s.states[i]); return nil })
 	}
 	_ = asking.Wait() // each state has its own problems
 	if len(rollout.ControlPlanes(s.nodes())) == 0 {
@@ -106,34 +107,26 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 	return s, nil
 }
 
-// ask completes the state of a node from the node itself.
-func (o Options) ask(ctx context.Context, st *state) {
-	bad := func(format string, args ...any) { st.broken = append(st.broken, fmt.Sprintf(format, args...)) }
+// ask completes the state of a node from the node itself, and returns what is broken.
+func (o Options) ask(ctx context.Context, st *state) []error {
 	if !st.Address.IsValid() {
-		bad("Kubernetes knows no InternalIP of it")
-		return
+		return []error{errors.New("Kubernetes knows no InternalIP of it")}
 	}
 	document, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {
-		bad("%v", err)
-		return
+		return []error{err}
 	}
 	st.images, st.args = imagesOf(document), argsOf(document)
-	if err := rollout.Runs(ctx, o.Peers, st.Node); err != nil {
-		bad("%v", err)
+	broken := []error{rollout.Runs(ctx, o.Peers, st.Node)}
+	if st.ControlPlane {
+		broken = append(broken, o.unhealthy(ctx, st.Node)...)
 	}
-	if !st.ControlPlane {
-		return
-	}
-	for _, err := range o.unhealthy(ctx, st.Node) {
-		bad("%v", err)
-	}
+	return broken
 }
 
 // unhealthy reports the programs of a control plane that aren't healthy.
 func (o Options) unhealthy(ctx context.Context, n rollout.Node) []error {
-	all := lists.Of(programs, func(c component) error { return rollout.Healthy(ctx, o.Peers, n, c.name) })
-	return slices.DeleteFunc(all, func(err error) bool { return err == nil })
+	return lists.Of(programs, func(c component) error { return rollout.Healthy(ctx, o.Peers, n, c.name) })
 }
 
 // mismatches are the images that have neither of both versions.

@@ -17,7 +17,6 @@ import (
 // while that goes on, and the power of the worker, too; the same command goes on, and then has nothing to do.
 func TestEncryptRunningNode(t *testing.T) {
 	c, m := e2etest.Start(t, "encrypt", qemu.QEMU, func(o *qemu.Options) { o.Workers, o.MemoryMiB = 1, memoryMiB })
-	yields(t, c.Nodes[1])
 	c.Ready(m)
 	worker := c.Nodes[1]
 	node := worker.Address.String()

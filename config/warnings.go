@@ -21,7 +21,6 @@ var warningChecks = []check{
 	{"format of a self-hosted control plane", warnSelfHosted},
 	{"what comes or goes unprotected", warnUnprotected},
 	{"arguments that weaken Kubernetes, or do something else", warnArgs},
-	{"fields without effect in this release", warnNoEffect},
 }
 
 func warnWorkerKeys(c *Config, r *report) {
@@ -150,23 +149,6 @@ func warnUnprotected(c *Config, r *report) {
 	for i, d := range c.Machine.Logging.Destinations {
 		if d.Endpoint.Scheme == "udp" {
 			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")
-		}
-	}
-}
-
-// unsupported are the fields that are read and checked, but that no service of this release
-// uses.
-var unsupported = []struct {
-	where place
-	used  func(*Config) bool
-}{
-	{at("cluster", "id"), func(c *Config) bool { return c.Cluster.ID != "" }},
-}
-
-func warnNoEffect(c *Config, r *report) {
-	for _, f := range unsupported {
-		if f.used(c) {
-			r.warn(f.where, "has no effect in this release")
 		}
 	}
 }

@@ -127,27 +127,18 @@ func startAndWait(container *libcontainer.Container, spec sandboxes.Node, consol
 	if _, err := fmt.Println("started"); err != nil {
 		fmt.Fprintf(os.Stderr, "sandbox: tell that node %s started: %v\n", spec.ID, err)
 	}
-	done := make(chan struct{})
-	go relay(signals, process, done)
+	// Each signal presses the node's power button. How long the node may take is the business of the process that sends
+	// them.
+	go func() {
+		for range signals {
+			_ = process.Signal(unix.SIGTERM) // an error means that it's gone
+		}
+	}()
 	ps, err := process.Wait()
-	close(done)
 	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		return nil, fmt.Errorf("wait for node %s: %w", spec.ID, err)
 	}
 	return howEnded(ps.Sys().(syscall.WaitStatus)), nil
-}
-
-// relay presses the node's power button for each signal. How long the node may take is the
-// business of the process that sends them.
-func relay(signals <-chan os.Signal, process *libcontainer.Process, done <-chan struct{}) {
-	for {
-		select {
-		case <-done:
-			return
-		case <-signals:
-			_ = process.Signal(unix.SIGTERM) // an error means that it's gone
-		}
-	}
 }
 
 // howEnded reads the end of PID 1. In a PID namespace, reboot(2) ends the

@@ -102,25 +102,21 @@ func warnVIP(c *Config, r *report) {
 // but it is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
 func warnGateways(c *Config, r *report) {
 	for _, s := range segments(c) {
-		warnRoutes(r, s.where.with("routes"), s.routes, s.all, s.name)
-	}
-}
-
-func warnRoutes(r *report, where place, routes []Route, link Link, name string) {
-	networks := slices.Clone(link.Addresses)
-	for _, route := range link.Routes {
-		if !route.Gateway.IsValid() {
-			networks = append(networks, route.Network) // its hosts are on the link
+		networks := slices.Clone(s.all.Addresses)
+		for _, route := range s.all.Routes {
+			if !route.Gateway.IsValid() {
+				networks = append(networks, route.Network) // its hosts are on the link
+			}
 		}
-	}
-	for i, route := range routes {
-		gateway := route.Gateway
-		own := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4() != gateway.Is4() })
-		unknown := gateway.Is4() && link.DHCP || gateway.Is6() && len(own) == 0
-		if !gateway.IsValid() || gateway.IsLinkLocalUnicast() || unknown || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(gateway) }) {
-			continue
+		for i, route := range s.routes {
+			gateway := route.Gateway
+			own := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4() != gateway.Is4() })
+			unknown := gateway.Is4() && s.all.DHCP || gateway.Is6() && len(own) == 0
+			if !gateway.IsValid() || gateway.IsLinkLocalUnicast() || unknown || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(gateway) }) {
+				continue
+			}
+			r.warn(s.where.with("routes", i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, s.name)
 		}
-		r.warn(where.with(i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, name)
 	}
 }
 

@@ -23,6 +23,7 @@ type check struct {
 // checks refuse a configuration that can't work. All of them run, in this
 // order, whatever the others find. The first problem of a value is the one that is reported.
 var checks = []check{
+	{"endpoint is there", checkEndpoint},
 	{"bonds are consistent", checkBonds},
 	{"values are there and possible", checkValues},
 	{"authorities are whole", checkAuthorities},
@@ -136,8 +137,14 @@ func checkAccepted(c *Config, r *report) {
 	}
 }
 
-// checkEndpoint requires the URL of the Kubernetes API.
-func checkEndpoint(u URL) error {
+// checkEndpoint requires the URL of the Kubernetes API. It is the first that a document lacks.
+func checkEndpoint(c *Config, r *report) {
+	if c.Cluster.ControlPlane.Endpoint == (URL{}) {
+		r.lacks(at("cluster", "controlPlane", "endpoint"), "the URL of the Kubernetes API")
+	}
+}
+
+func checkKubernetesAPI(u URL) error {
 	switch {
 	case u.Scheme != "https":
 		return fmt.Errorf("must be https, not %s", quote(u.Scheme))

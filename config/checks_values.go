@@ -40,7 +40,7 @@ var valueForms = map[string]func(reflect.Value) error{
 	"endpoint":         form(checkEndpointOfPeer),
 	"host":             form(checkHost),
 	"host name":        form(checkHostName),
-	"Kubernetes API":   form(checkEndpoint),
+	"Kubernetes API":   form(checkKubernetesAPI),
 	"image":            form(CheckImage),
 	"kernel argument":  form(checkKernelArg),
 	"key of 32 bytes":  form(checkKey32),

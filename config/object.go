@@ -2,7 +2,10 @@ package config
 
 import (
 	"encoding/json"
+	"maps"
 	"reflect"
+	"slices"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 
@@ -16,13 +19,40 @@ type Object string
 // maxDepth limits the nesting of an Object; the API server's configuration needs six.
 const maxDepth = 50
 
-// MarshalYAML implements yaml.Marshaler. JSON is YAML in another style.
+// MarshalYAML implements yaml.Marshaler.
 func (o Object) MarshalYAML() (any, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(o), &doc); err != nil {
+	decoder := json.NewDecoder(strings.NewReader(string(o)))
+	decoder.UseNumber()
+	var v any
+	if err := decoder.Decode(&v); err != nil {
 		return nil, err
 	}
-	return tree.Plain(doc.Content[0]), nil
+	return objectNode(v), nil
+}
+
+func objectNode(v any) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.ScalarNode}
+	switch v := v.(type) {
+	case map[string]any:
+		n.Kind = yaml.MappingNode
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			n.Content = append(n.Content, tree.Quoted(key), objectNode(v[key]))
+		}
+	case []any:
+		n.Kind = yaml.SequenceNode
+		for _, entry := range v {
+			n.Content = append(n.Content, objectNode(entry))
+		}
+	case string:
+		return tree.Quoted(v)
+	case json.Number:
+		n.Value = v.String()
+	case bool:
+		n.Value = map[bool]string{true: "true", false: "false"}[v]
+	default:
+		n.Value = "null"
+	}
+	return n
 }
 
 // object decodes an Object.

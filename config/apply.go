@@ -77,6 +77,7 @@ var tables = sync.OnceValue(func() (t struct {
 	Comments map[string]string
 	Defaults map[string]yaml.Node
 	Values   map[string]*valueRule
+	Groups   map[string][]valueGroup
 	Reserved map[string]string
 }) {
 	_ = yaml.Unmarshal(fieldsText, &t)

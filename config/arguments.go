@@ -164,17 +164,11 @@ func warnArgs(c *Config, r *report) {
 }
 
 // AboutArgs is everything that is to be said about the arguments of the programs.
-func (c *Config) AboutArgs() (all []string) {
+func (c *Config) AboutArgs() []string {
 	r := &report{}
 	checkArgs(c, r)
 	warnArgs(c, r)
-	for _, w := range r.warnings {
-		all = append(all, w.String())
-	}
-	for _, p := range r.problems {
-		all = append(all, p.String())
-	}
-	return all
+	return append(texts(r.warnings), texts(r.problems)...)
 }
 
 // judge calls f for each rule that an argument breaks.

@@ -42,12 +42,8 @@ func checkNetwork(p netip.Prefix) error {
 
 func checkRules(c *Config, r *report) {
 	for i, rule := range c.Machine.Network.Rules {
-		where := at("machine", "network", "rules", i)
-		switch {
-		case !rule.From.IsValid() && !rule.To.IsValid() && rule.FwMark == 0:
-			r.bad(where, "needs from, to or fwMark: the rule would be for all packets; 0.0.0.0/0 or ::/0 says so")
-		case rule.From.IsValid() && rule.To.IsValid() && rule.From.Addr().Is4() != rule.To.Addr().Is4():
-			r.bad(where.with("to"), "%s is of another address family than %s", rule.To, rule.From)
+		if rule.From.IsValid() && rule.To.IsValid() && rule.From.Addr().Is4() != rule.To.Addr().Is4() {
+			r.bad(at("machine", "network", "rules", i, "to"), "%s is of another address family than %s", rule.To, rule.From)
 		}
 	}
 }

@@ -51,37 +51,38 @@ func lacksColon(endpoint string) error {
 }
 
 func checkHostname(c *Config, r *report) {
-	name := c.Machine.Network.Hostname
-	if name != "" && (len(name) > MaxHostname || !dnsName.MatchString(name)) {
-		r.bad(at("machine", "network", "hostname"), "%s must be of lower-case letters, digits, dashes and dots, %d at most: Kubernetes names the node after it", quote(name), MaxHostname)
-	}
-	if name == "" && c.Machine.Network.AutoHostname == HostnameOff {
+	own := c.Machine.Network.Hostname
+	if own == "" && c.Machine.Network.AutoHostname == HostnameOff {
 		r.lacks(at("machine", "network", "hostname"), "the name of the node, because autoHostname is off")
-	}
-	if domain := c.Cluster.Network.DNSDomain; !IsDNSName(domain) {
-		r.bad(at("cluster", "network", "dnsDomain"), "%s is not a DNS name", quote(domain))
-	}
-	for i, server := range c.Machine.Network.Nameservers {
-		if server.IsUnspecified() || server.IsMulticast() {
-			r.bad(at("machine", "network", "nameservers", i), "%s can't be the address of a server", server)
-		}
-	}
-	for i, domain := range c.Machine.Network.SearchDomains {
-		if !IsDNSName(strings.ToLower(domain)) {
-			r.bad(at("machine", "network", "searchDomains", i), "%s is not a DNS name, such as example.org", quote(domain))
-		}
 	}
 	for i, entry := range c.Machine.Network.ExtraHostEntries {
 		for j, alias := range entry.Aliases {
-			where := at("machine", "network", "extraHostEntries", i, "aliases", j)
-			switch name := strings.ToLower(alias); {
-			case !IsDNSName(name) || numbers.MatchString(name):
-				r.bad(where, "%s is not the name of a host, such as registry.example.org", quote(alias))
-			case name == "localhost" || name == c.Machine.Network.Hostname:
-				r.bad(where, "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
+			if name := strings.ToLower(alias); name != "" && (name == "localhost" || name == own) {
+				r.bad(at("machine", "network", "extraHostEntries", i, "aliases", j), "%s is the name of the node itself, which has lines of its own in /etc/hosts", quote(alias))
 			}
 		}
 	}
+}
+
+func checkDNSName(name string) error {
+	if !IsDNSName(strings.ToLower(name)) {
+		return fmt.Errorf("%s is not a DNS name", quote(name))
+	}
+	return nil
+}
+
+func checkHostName(name string) error {
+	if err := checkDNSName(name); err != nil || !numbers.MatchString(name) {
+		return err
+	}
+	return fmt.Errorf("%s is an address", quote(name))
+}
+
+func checkServer(addr netip.Addr) error {
+	if addr.IsUnspecified() || addr.IsMulticast() {
+		return fmt.Errorf("%s can't be the address of a server", addr)
+	}
+	return nil
 }
 
 func warnNameservers(c *Config, r *report) {

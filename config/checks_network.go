@@ -60,10 +60,8 @@ func checkInterfaces(c *Config, r *report) {
 	}
 }
 
-var (
-	hardwarePattern = regexp.MustCompile(`^[0-9a-f:]*[*][0-9a-f:*]*$`) // a MAC address with asterisks
-	propertyPattern = regexp.MustCompile(`^[!-~]+$`)                   // of other properties, of at most 128 bytes
-)
+// hardwarePattern is a MAC address with asterisks.
+var hardwarePattern = regexp.MustCompile(`^[0-9a-f:]*[*][0-9a-f:*]*$`)
 
 // checkSelector requires one card, which is no link that the node makes.
 func checkSelector(r *report, where place, in Interface, link Link) {
@@ -74,11 +72,6 @@ func checkSelector(r *report, where place, in Interface, link Link) {
 		r.bad(where.with("hardwareAddr"), "%s is not a MAC address, such as 02:ab:12:34:00:01, or 02:ab:* for all that begin so", quote(in.HardwareAddr))
 	case err == nil && mac[0]&1 != 0:
 		r.bad(where.with("hardwareAddr"), "%s is the address of a group, and no card has such an address", mac)
-	}
-	for name, text := range map[string]string{"driver": in.Driver, "busPath": in.BusPath} {
-		if text != "" && !propertyPattern.MatchString(text) || len(text) > 128 {
-			r.bad(where.with(name), "%s is not the %s of a card, such as virtio_net and 0000:00:04.0", quote(text), name)
-		}
 	}
 	if by := in.selector(); by != "" && (len(link.Kinds()) > 0 || in.Name == loopback) {
 		r.bad(where, "%s selects a card, and %s is none: the node makes it", by, link)
@@ -126,8 +119,6 @@ func checkVLANs(c *Config, r *report) {
 			first, taken := names[name]
 			own, listed := owns[name]
 			switch {
-			case v.ID < 1 || v.ID > maxVLAN:
-				r.bad(where.with("vlanId"), "%d is out of range (1 to %d)", v.ID, maxVLAN)
 			case seen[vlan{of[i], v.ID}]:
 				r.bad(where.with("vlanId"), "%d is given twice for %s", v.ID, link)
 			case taken && link.Name != "":
@@ -192,10 +183,13 @@ const (
 	maxServiceBits = 20
 	// minPodBits leaves room for two nodes: each node gets a /24.
 	minPodBits4, minPodBits6 = 9, 65
+	// maxPodBits6 is kube-controller-manager's limit on an IPv6 subnet of pods: 2^16 nodes, with a /64 each.
+	maxPodBits6 = 80
 )
 
 func checkSubnets(c *Config, r *report) {
 	net := c.Cluster.Network
+	_, ownMask := c.Cluster.ControllerManager.ExtraArgs["node-cidr-mask-size-ipv6"]
 	for _, s := range []struct {
 		name    string
 		subnets []netip.Prefix
@@ -209,6 +203,8 @@ func checkSubnets(c *Config, r *report) {
 				r.bad(where.with(i), "%s is larger than kube-apiserver allows; use a prefix length of %d or more", subnet, subnet.Addr().BitLen()-maxServiceBits)
 			case s.name == "podSubnets" && bits < podBits(subnet):
 				r.bad(where.with(i), "%s is too small for the pods of two nodes; use a prefix length of %d or less", subnet, subnet.Addr().BitLen()-podBits(subnet))
+			case s.name == "podSubnets" && subnet.Addr().Is6() && bits > maxPodBits6 && !ownMask:
+				r.bad(where.with(i), "%s is larger than kube-controller-manager allows; use a prefix length of %d or more", subnet, subnet.Addr().BitLen()-maxPodBits6)
 			}
 		}
 		if len(s.subnets) > 2 || len(s.subnets) == 2 && s.subnets[0].Addr().Is4() == s.subnets[1].Addr().Is4() {

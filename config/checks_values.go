@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"reflect"
+	"strconv"
 	"strings"
 
 	"github.com/garboard-os/garboard/config/pki"
@@ -16,6 +17,16 @@ type valueRule struct {
 	Choices           []string
 	Form, Must, Twice string
 	Min, Max          int64
+	Idle              bool
+	Value             *valueRule
+}
+
+// valueGroup is about several fields of an entry. fields.yaml says what it means.
+type valueGroup struct {
+	Fields      []string
+	Least, Most int
+	Together    bool
+	Must        string
 }
 
 // valueForms say what is wrong with a value, by the names that the rules have for them.
@@ -24,20 +35,26 @@ var valueForms = map[string]func(reflect.Value) error{
 	"certificate name": form(func(name string) error { return checkHost(strings.TrimPrefix(name, "*.")) }),
 	"certificate":      parsed(pki.ParseCert),
 	"device":           form(checkDevice),
+	"DNS name":         form(checkDNSName),
 	"document":         form(checkDocument),
 	"endpoint":         form(checkEndpointOfPeer),
 	"host":             form(checkHost),
+	"host name":        form(checkHostName),
+	"Kubernetes API":   form(checkKubernetesAPI),
 	"image":            form(CheckImage),
 	"kernel argument":  form(checkKernelArg),
 	"key of 32 bytes":  form(checkKey32),
 	"label":            form(checkLabel),
 	"link":             form(checkLinkName),
+	"log endpoint":     form(checkLogEndpoint),
 	"network":          form(checkNetwork),
 	"ports":            form(func(text string) error { _, _, err := Ports(text); return err }),
 	"private key":      parsed(pki.ParseKey),
 	"public key":       parsed(pki.ParsePublicKey),
 	"registry":         form(checkRegistryHost),
 	"release key":      form(checkReleaseKey),
+	"server":           form(checkServer),
+	"sysfs path":       form(checkSysfsPath),
 	"token":            form(checkToken),
 	"udev rule":        parsed(ParseUdevRule),
 	"URL":              form(checkHTTP),
@@ -63,14 +80,27 @@ func checkValues(c *Config, r *report) {
 
 // fields is for a struct. path is its path in the schema, where its place in the document.
 func (s values) fields(v reflect.Value, path string, where place) {
+	set := map[string]bool{}
 	for f, field := range v.Fields() {
 		name := f.Tag.Get("yaml")
+		set[name] = !field.IsZero()
 		s.value(field, join(path, name), where.with(name))
+	}
+	for _, g := range tables().Groups[path] {
+		n := 0
+		for _, name := range g.Fields {
+			if set[name] {
+				n++
+			}
+		}
+		if n < g.Least || g.Most > 0 && n > g.Most || g.Together && n%len(g.Fields) != 0 {
+			s.bad(where, "%s", g.Must)
+		}
 	}
 }
 
 func (s values) value(v reflect.Value, path string, where place) {
-	s.judge(v, path, where)
+	s.judge(tables().Values[path], v, path, where)
 	inner, _ := element(v.Type())
 	switch {
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() != reflect.Uint8:
@@ -79,7 +109,10 @@ func (s values) value(v reflect.Value, path string, where place) {
 		}
 	case v.Kind() == reflect.Map:
 		for _, key := range keysOf(v, v) {
-			s.judge(key, path+"[]", where.with(key.String()))
+			if rule := tables().Values[path+"[]"]; rule != nil {
+				s.judge(rule, key, path+"[]", where.with(key.String()))
+				s.judge(rule.Value, v.MapIndex(key), path, where.with(key.String()))
+			}
 			if inner != nil {
 				s.fields(v.MapIndex(key), path+"[]", where.with(key.String()))
 			}
@@ -90,8 +123,7 @@ func (s values) value(v reflect.Value, path string, where place) {
 }
 
 // judge compares a value, or the key of a mapping, with its rule.
-func (s values) judge(v reflect.Value, path string, where place) {
-	rule := tables().Values[path]
+func (s values) judge(rule *valueRule, v reflect.Value, path string, where place) {
 	none := v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0
 	switch {
 	case rule == nil:
@@ -102,10 +134,16 @@ func (s values) judge(v reflect.Value, path string, where place) {
 	case none && v.Kind() == reflect.Pointer:
 		return
 	}
+	if rule.Idle && !none {
+		s.warn(where, "has no effect in this release")
+	}
 	v = reflect.Indirect(v)
 	shown, id := plainShow(v), path+" "+plainShow(v)
-	if v.Kind() == reflect.String {
+	switch v.Kind() {
+	case reflect.String:
 		shown = quote(shown)
+	case reflect.Slice, reflect.Map:
+		shown = strconv.Itoa(v.Len())
 	}
 	if err := rule.refuses(v, none && !strings.HasSuffix(path, "[]")); err != nil {
 		s.bad(where, "%s", strings.ReplaceAll(cmp.Or(rule.Must, err.Error()), "%v", shown))
@@ -124,15 +162,21 @@ func (rule *valueRule) refuses(v reflect.Value, none bool) error {
 		return errUnlike
 	case none:
 		return nil
+	case rule.Max != 0 && (size(v) < rule.Min || size(v) > rule.Max):
+		return errUnlike
 	case rule.Choices != nil:
 		return checkOneOf(v.String(), rule.Choices)
 	case rule.Form != "":
 		return valueForms[rule.Form](v)
-	case rule.Max == 0:
-		return nil
-	}
-	if n := v.Convert(reflect.TypeFor[int64]()).Int(); n < rule.Min || n > rule.Max {
-		return errUnlike
 	}
 	return nil
+}
+
+// size is a number itself, or the length of a value.
+func size(v reflect.Value) int64 {
+	switch v.Kind() {
+	case reflect.String, reflect.Slice, reflect.Map:
+		return int64(v.Len())
+	}
+	return v.Convert(reflect.TypeFor[int64]()).Int()
 }

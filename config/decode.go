@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -292,13 +291,12 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
 		// A token such as 123456.0123456789012345 looks like a number.
 		text := n.Value
 		if n.ShortTag() == "!!bool" {
-			if text = strings.ToLower(text); !slices.Contains(choices[v.Type()], text) {
+			if text = strings.ToLower(text); v.Type() != reflect.TypeFor[Advertisements]() {
 				d.bad(n, "must be text, not a boolean; quote it")
 				return
 			}
 		}
 		v.SetString(text)
-		d.choice(n, v)
 	case v.Kind() == reflect.Bool:
 		if n.ShortTag() != "!!bool" {
 			d.bad(n, "must be true or false, not %s", quote(n.Value))
@@ -334,32 +332,6 @@ func (d *decoder) duration(n *yaml.Node, v reflect.Value) {
 	default:
 		v.SetInt(int64(span))
 	}
-}
-
-// choice refuses values that the type doesn't list.
-func (d *decoder) choice(n *yaml.Node, v reflect.Value) {
-	if values, few := choices[v.Type()]; few && !slices.Contains(values, v.String()) {
-		v.SetZero()
-		d.bad(n, "%s is not one of %s%s", quote(n.Value), strings.Join(values, ", "), didYouMean(n.Value, values))
-	}
-}
-
-// choices are the values of the types that have only a few. Aliases are last.
-var choices = map[reflect.Type][]string{
-	reflect.TypeFor[MachineType]():    {string(Init), string(ControlPlane), string(Worker), joinAlias},
-	reflect.TypeFor[Advertisements](): {string(AdvertisementsAuto), string(AdvertisementsOn), string(AdvertisementsOff)},
-	reflect.TypeFor[AutoHostname]():   {string(HostnameAuto), string(HostnameStable), string(HostnameOff)},
-	reflect.TypeFor[RouteType]():      {string(RouteUnicast), string(RouteBlackhole), string(RouteUnreachable), string(RouteProhibit)},
-	reflect.TypeFor[FileOp]():         {string(FileCreate), string(FileAppend), string(FileOverwrite)},
-	reflect.TypeFor[LogFormat]():      {string(LogJSONLines), string(LogRFC5424)},
-	reflect.TypeFor[DiskType]():       {string(DiskNVMe), string(DiskSSD), string(DiskHDD)},
-	reflect.TypeFor[FileSystem]():     {string(XFS), string(Ext4)},
-	reflect.TypeFor[CNIName]():        {string(CNIFlannel), string(CNINone), string(CNICustom)},
-	reflect.TypeFor[ProxyMode]():      {string(ProxyNFTables), string(ProxyIPTables), string(ProxyIPVS)},
-	reflect.TypeFor[ConsoleCommand](): {"status", "log", "network", "unlock", "reboot", "shutdown"},
-	// audit.k8s.io/v1
-	reflect.TypeFor[auditLevel](): {"None", "Metadata", "Request", "RequestResponse"},
-	reflect.TypeFor[auditStage](): {"RequestReceived", "ResponseStarted", "ResponseComplete", "Panic"},
 }
 
 func kindOf(n *yaml.Node) string {

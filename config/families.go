@@ -5,20 +5,10 @@ import (
 	"slices"
 )
 
-// maxPodBits6 is kube-controller-manager's limit on an IPv6 subnet of pods: 2^16 nodes, with a /64 each.
-const maxPodBits6 = 80
-
 // checkFamilies: Kubernetes has a first address family, that of the first subnet of pods and of Services. In it are the
 // addresses that a pod or a Service has without asking for more.
 func checkFamilies(c *Config, r *report) {
 	net := c.Cluster.Network
-	for i, subnet := range net.PodSubnets {
-		bits := subnet.Addr().BitLen() - subnet.Bits()
-		_, own := c.Cluster.ControllerManager.ExtraArgs["node-cidr-mask-size-ipv6"]
-		if subnet.Addr().Is6() && bits > maxPodBits6 && !own {
-			r.bad(at("cluster", "network", "podSubnets", i), "%s is larger than kube-controller-manager allows; use a prefix length of %d or more", subnet, subnet.Addr().BitLen()-maxPodBits6)
-		}
-	}
 	for i, subnet := range net.ServiceSubnets {
 		same := func(pods netip.Prefix) bool { return pods.Addr().BitLen() == subnet.Addr().BitLen() }
 		where := at("cluster", "network", "serviceSubnets", i)

@@ -40,11 +40,7 @@ type Field struct {
 func Fields() []Field {
 	c := example(reflect.TypeFor[Config]()).Interface().(Config)
 	c.FillDefaults()
-	idle := map[string]bool{}
-	for _, f := range unsupported {
-		idle[f.where.String()] = true
-	}
-	return fieldsOf(reflect.ValueOf(c), "", "", idle)
+	return fieldsOf(reflect.ValueOf(c), "", "")
 }
 
 // example is a value with one entry in every list and behind every pointer, so
@@ -74,8 +70,8 @@ func example(t reflect.Type) reflect.Value {
 const anyName = "<name>"
 
 // fieldsOf lists the fields of a struct. row is its path in the apply table,
-// path the one to show; idle are the fields that have no effect.
-func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
+// path the one to show.
+func fieldsOf(v reflect.Value, row, path string) []Field {
 	var all []Field
 	for f, inner := range v.Fields() {
 		name := f.Tag.Get("yaml")
@@ -89,7 +85,6 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			}
 		}
 		at := join(row, name)
-		field.NoEffect = idle[at]
 		if t, suffix := element(f.Type); t != nil {
 			within := field.Path
 			switch inner.Kind() {
@@ -100,18 +95,17 @@ func fieldsOf(v reflect.Value, row, path string, idle map[string]bool) []Field {
 			case reflect.Map:
 				inner, within = inner.MapIndex(reflect.ValueOf(anyName)), join(within, anyName)
 			}
-			field.Fields = fieldsOf(inner, at+suffix, within, idle)
+			field.Fields = fieldsOf(inner, at+suffix, within)
 		} else {
 			row := rowOf(at)
 			field.Effect, field.Note = row.Effect, row.Note
 			if !inner.IsZero() && (inner.Kind() != reflect.Slice || inner.Len() > 0) {
 				field.Default = plainShow(inner)
 			}
-			field.Choices = choices[f.Type]
 			if rule := tables().Values[at]; rule != nil {
-				field.Min, field.Max = rule.Min, rule.Max
-				if rule.Choices != nil {
-					field.Choices = rule.Choices
+				field.Choices, field.NoEffect = rule.Choices, rule.Idle
+				if TypeName(f.Type) == "number" { // others have a length from min to max
+					field.Min, field.Max = rule.Min, rule.Max
 				}
 			}
 		}

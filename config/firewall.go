@@ -81,8 +81,6 @@ func checkFirewall(c *Config, r *report) {
 }
 
 func (f FirewallRule) check(r *report, where place) {
-	r.refuse(where.with("action"), checkOneOf(f.Action, []string{FirewallAccept, FirewallDrop}))
-	r.refuse(where.with("protocol"), checkOneOf(cmp.Or(f.Protocol, "tcp"), []string{"tcp", "udp", "icmp"}))
 	if len(f.Ports) > 0 && f.Protocol != "tcp" && f.Protocol != "udp" {
 		r.bad(where.with("ports"), "need protocol tcp or udp")
 	}

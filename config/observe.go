@@ -1,14 +1,13 @@
 package config
 
 import (
-	"maps"
+	"cmp"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/garboard-os/garboard/config/pki"
 )
@@ -50,26 +49,10 @@ const (
 // LogFields are the fields of json_lines that each line has.
 var LogFields = []string{"time", "host", "facility", "service", "level", "message"}
 
-const (
-	maxDestinations = 8
-	// Bounds of tags: with them, a line fits into a datagram.
-	maxTags     = 16
-	maxTagValue = 256
-)
-
-// tagName is a name of structured data in RFC 5424, of characters that need no quotes
-// elsewhere.
-var tagName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,32}$`)
-
 func checkLogging(c *Config, r *report) {
-	all := at("machine", "logging", "destinations")
-	if n := len(c.Machine.Logging.Destinations); n > maxDestinations {
-		r.bad(all, "%d destinations, of at most %d; send the logs to one collector that distributes them", n, maxDestinations)
-	}
 	seen := map[string]bool{}
 	for i, d := range c.Machine.Logging.Destinations {
-		where := all.with(i)
-		checkLogEndpoint(r, where.with("endpoint"), d.Endpoint)
+		where := at("machine", "logging", "destinations", i)
 		if seen[d.Name()] {
 			r.bad(where.with("endpoint"), "is also the endpoint of an earlier entry")
 		}
@@ -77,53 +60,33 @@ func checkLogging(c *Config, r *report) {
 		if strings.HasPrefix(d.Endpoint.Scheme, "http") && d.Format == LogRFC5424 {
 			r.bad(where.with("format"), "rfc5424 isn't sent over HTTP; use json_lines, or an endpoint with tcp, tls or udp")
 		}
-		checkTags(r, where.with("extraTags"), d.ExtraTags)
+		for _, name := range LogFields {
+			if _, is := d.ExtraTags[name]; is {
+				r.bad(where.with("extraTags", name), "is a field that each line has; choose another name")
+			}
+		}
 	}
 }
 
-func checkLogEndpoint(r *report, where place, u URL) {
+func checkLogEndpoint(u URL) error {
 	switch u.Scheme {
-	case "":
-		return
 	case "http", "https":
 		if u.Fragment != "" {
-			r.bad(where, "a URL with # can't be posted to")
+			return errors.New("a URL with # can't be posted to")
 		}
 	case "tcp", "udp", "tls":
 		if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-			r.bad(where, "must be a scheme, a host and a port only; did you mean %s://%s", u.Scheme, u.Host)
+			return fmt.Errorf("must be a scheme, a host and a port only; did you mean %s://%s", u.Scheme, u.Host)
 		} else if u.Port() == "" {
-			r.bad(where, "lacks the port; did you mean %s://%s:514", u.Scheme, u.Host)
+			return fmt.Errorf("lacks the port; did you mean %s://%s:514", u.Scheme, u.Host)
 		}
 	default:
-		r.bad(where, "must be tcp, udp, tls, http or https, not %s%s", quote(u.Scheme), didYouMean(u.Scheme, []string{"tcp", "udp", "tls", "http", "https"}))
+		return fmt.Errorf("must be tcp, udp, tls, http or https, not %s%s", quote(u.Scheme), didYouMean(u.Scheme, []string{"tcp", "udp", "tls", "http", "https"}))
 	}
-	if port := u.Port(); port != "" {
-		checkPort(r, where, port)
+	if n, err := strconv.Atoi(cmp.Or(u.Port(), "1")); err != nil || n < 1 || n > maxPort {
+		return fmt.Errorf("%s is not a port (1 to %d)", quote(u.Port()), maxPort)
 	}
-	r.refuse(where, checkHost(u.Hostname()))
-}
-
-func checkPort(r *report, where place, text string) {
-	if n, err := strconv.Atoi(text); err != nil || n < 1 || n > maxPort {
-		r.bad(where, "%s is not a port (1 to %d)", quote(text), maxPort)
-	}
-}
-
-func checkTags(r *report, where place, tags map[string]string) {
-	if len(tags) > maxTags {
-		r.bad(where, "%d tags, of at most %d", len(tags), maxTags)
-	}
-	for _, name := range slices.Sorted(maps.Keys(tags)) {
-		switch value := tags[name]; {
-		case slices.Contains(LogFields, name):
-			r.bad(where.with(name), "is a field that each line has; choose another name")
-		case !tagName.MatchString(name):
-			r.bad(where.with(name), "must be of letters, digits, dashes, dots and underscores, 32 at most")
-		case len(value) > maxTagValue || strings.ContainsFunc(value, unicode.IsControl):
-			r.bad(where.with(name), "the value must be of printable characters, %d bytes at most", maxTagValue)
-		}
-	}
+	return checkHost(u.Hostname())
 }
 
 // Metrics has an address for Prometheus besides that of the machine API.

@@ -265,9 +265,12 @@ func (m *FileMode) UnmarshalText(text []byte) error {
 
 // Joined is a list as text.
 func Joined[T fmt.Stringer](all []T, separator string) string {
-	texts := make([]string, 0, len(all))
+	return strings.Join(texts(all), separator)
+}
+
+func texts[T fmt.Stringer](all []T) (made []string) {
 	for _, one := range all {
-		texts = append(texts, one.String())
+		made = append(made, one.String())
 	}
-	return strings.Join(texts, separator)
+	return made
 }

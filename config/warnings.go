@@ -21,7 +21,6 @@ var warningChecks = []check{
 	{"format of a self-hosted control plane", warnSelfHosted},
 	{"what comes or goes unprotected", warnUnprotected},
 	{"arguments that weaken Kubernetes, or do something else", warnArgs},
-	{"fields without effect in this release", warnNoEffect},
 }
 
 func warnWorkerKeys(c *Config, r *report) {
@@ -103,25 +102,21 @@ func warnVIP(c *Config, r *report) {
 // but it is mostly a mistake. Networks of DHCP and of router advertisements aren't known yet.
 func warnGateways(c *Config, r *report) {
 	for _, s := range segments(c) {
-		warnRoutes(r, s.where.with("routes"), s.routes, s.all, s.name)
-	}
-}
-
-func warnRoutes(r *report, where place, routes []Route, link Link, name string) {
-	networks := slices.Clone(link.Addresses)
-	for _, route := range link.Routes {
-		if !route.Gateway.IsValid() {
-			networks = append(networks, route.Network) // its hosts are on the link
+		networks := slices.Clone(s.all.Addresses)
+		for _, route := range s.all.Routes {
+			if !route.Gateway.IsValid() {
+				networks = append(networks, route.Network) // its hosts are on the link
+			}
 		}
-	}
-	for i, route := range routes {
-		gateway := route.Gateway
-		own := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4() != gateway.Is4() })
-		unknown := gateway.Is4() && link.DHCP || gateway.Is6() && len(own) == 0
-		if !gateway.IsValid() || gateway.IsLinkLocalUnicast() || unknown || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(gateway) }) {
-			continue
+		for i, route := range s.routes {
+			gateway := route.Gateway
+			own := slices.DeleteFunc(slices.Clone(networks), func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4() != gateway.Is4() })
+			unknown := gateway.Is4() && s.all.DHCP || gateway.Is6() && len(own) == 0
+			if !gateway.IsValid() || gateway.IsLinkLocalUnicast() || unknown || slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(gateway) }) {
+				continue
+			}
+			r.warn(s.where.with("routes", i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, s.name)
 		}
-		r.warn(where.with(i, "gateway"), "%s is in none of the networks of %s: the route works only if the gateway is on that link nevertheless", gateway, name)
 	}
 }
 
@@ -150,23 +145,6 @@ func warnUnprotected(c *Config, r *report) {
 	for i, d := range c.Machine.Logging.Destinations {
 		if d.Endpoint.Scheme == "udp" {
 			r.warn(at("machine", "logging", "destinations", i, "endpoint"), "logs go over UDP: anybody on the way can read them, and lines get lost; use tls")
-		}
-	}
-}
-
-// unsupported are the fields that are read and checked, but that no service of this release
-// uses.
-var unsupported = []struct {
-	where place
-	used  func(*Config) bool
-}{
-	{at("cluster", "id"), func(c *Config) bool { return c.Cluster.ID != "" }},
-}
-
-func warnNoEffect(c *Config, r *report) {
-	for _, f := range unsupported {
-		if f.used(c) {
-			r.warn(f.where, "has no effect in this release")
 		}
 	}
 }

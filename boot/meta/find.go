@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -20,11 +21,10 @@ func Find(sys, dev string) (*Store, *os.File, error) {
 	}
 	err = ErrEmpty
 	for _, path := range partitions {
-		name := named(path, Label)
-		if name == "" {
+		if !named(path, Label) {
 			continue
 		}
-		s, f, found := OpenFile(filepath.Join(dev, name))
+		s, f, found := OpenFile(filepath.Join(dev, filepath.Base(filepath.Dir(path))))
 		if found == nil {
 			return s, f, nil
 		}
@@ -38,24 +38,8 @@ func Find(sys, dev string) (*Store, *os.File, error) {
 	return nil, nil, err
 }
 
-// named is the device of a partition if it has the label (the kernel's uevent
-// file: PARTNAME=META, DEVNAME=vda4).
-func named(uevent, label string) (device string) {
-	text, err := os.ReadFile(uevent)
-	if err != nil {
-		return "" // it is gone
-	}
-	is := false
-	for line := range strings.Lines(string(text)) {
-		switch key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "="); key {
-		case "PARTNAME":
-			is = value == label
-		case "DEVNAME":
-			device = filepath.Base(value)
-		}
-	}
-	if !is {
-		return ""
-	}
-	return device
+// named reports whether a partition has the label (the kernel's uevent file: PARTNAME=META).
+func named(uevent, label string) bool {
+	text, _ := os.ReadFile(uevent) // it may be gone
+	return slices.Contains(strings.Split(string(text), "\n"), "PARTNAME="+label)
 }

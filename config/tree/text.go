@@ -30,7 +30,7 @@ func Text(text []byte, doc *yaml.Node) ([]byte, error) {
 			return out, nil
 		}
 	}
-	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, plain} {
+	for _, style := range []func(*yaml.Node) *yaml.Node{asIs, Plain} {
 		out, err := Encode(style(doc), indent(text))
 		if err != nil {
 			return nil, err
@@ -104,10 +104,10 @@ func Encode(value any, spaces int) (out []byte, err error) {
 
 func asIs(n *yaml.Node) *yaml.Node { return n }
 
-// plain is a copy without comments, and with quotes around everything that
+// Plain is a copy without comments, in the usual style, and with quotes around everything that
 // isn't one simple line: some comments and some blocks read back as something
 // else after the encoder has written them.
-func plain(n *yaml.Node) *yaml.Node {
+func Plain(n *yaml.Node) *yaml.Node {
 	c := *n
 	c.HeadComment, c.LineComment, c.FootComment = "", "", ""
 	if c.Style &= yaml.TaggedStyle; c.Kind == yaml.ScalarNode && c.ShortTag() == "!!str" {
@@ -115,7 +115,7 @@ func plain(n *yaml.Node) *yaml.Node {
 	}
 	c.Content = make([]*yaml.Node, len(n.Content))
 	for i, inner := range n.Content {
-		c.Content[i] = plain(inner)
+		c.Content[i] = Plain(inner)
 	}
 	return &c
 }

@@ -133,7 +133,7 @@ func Expand(doc *yaml.Node) error {
 
 type expansion struct {
 	nodes, bytes int                 // remaining, of the limits
-	open         map[*yaml.Node]bool // nodes that are being expanded
+	open         map[*yaml.Node]bool // nodes that are being expanded, or copied
 	any          bool                // there were aliases
 }
 
@@ -143,38 +143,26 @@ func (e *expansion) expand(n *yaml.Node) error {
 	if e.nodes < 0 || e.bytes < 0 {
 		return failed(0, 0, "holds more than %d values or %d bytes with its aliases written out", maxNodes, maxExpanded)
 	}
-	e.open[n] = true
-	defer delete(e.open, n)
 	for i, inner := range n.Content {
+		target := inner
 		if inner.Kind == yaml.AliasNode {
-			if e.open[inner.Alias] {
-				return failed(inner.Line, inner.Column, "the alias *%s stands for what it is inside of", inner.Value)
-			}
-			target := inner.Alias
-			e.any = true
-			e.open[target] = true
+			target, e.any = inner.Alias, true
+		}
+		if e.open[target] {
+			return failed(inner.Line, inner.Column, "the alias *%s stands for what it is inside of", inner.Value)
+		}
+		if target != inner || n.Line == 0 { // an alias, or inside of a copy
 			copied := *target
 			copied.Content = slices.Clone(target.Content)
 			copied.Anchor, copied.Line, copied.Column = "", 0, 0
 			copied.HeadComment, copied.LineComment, copied.FootComment = inner.HeadComment, inner.LineComment, inner.FootComment
 			n.Content[i] = &copied
-			err := e.expand(&copied)
-			delete(e.open, target)
-			if err != nil {
-				return err
-			}
-			continue
 		}
-		if n.Line == 0 { // inside of a copy
-			copied := *inner
-			copied.Content = slices.Clone(inner.Content)
-			copied.Anchor, copied.Line, copied.Column = "", 0, 0
-			n.Content[i] = &copied
-			inner = &copied
-		}
-		if err := e.expand(inner); err != nil {
+		e.open[target] = true
+		if err := e.expand(n.Content[i]); err != nil {
 			return err
 		}
+		delete(e.open, target)
 	}
 	return nil
 }

@@ -248,7 +248,6 @@ var arguments = node{Type: or("object", "null"), Additional: &node{
 
 // limits are the bounds of numbers that no rule of a value has (config/fields.yaml).
 var limits = map[string][2]int64{
-	"machine.network.interfaces[].vlans[].vlanId": {1, 4094},
 	"machine.network.rules[].table":               {1, math.MaxUint32},
 	"machine.network.interfaces[].bond.miimon":    {1, math.MaxInt32},
 	"machine.network.interfaces[].bond.updelay":   {0, math.MaxInt32},

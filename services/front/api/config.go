@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	contract "github.com/garboard-os/garboard/api"
@@ -245,9 +245,4 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 
 // readable is text that protobuf takes: a string field that isn't UTF-8 would
 // cost the whole message.
-func readable(text string) string {
-	if utf8.ValidString(text) {
-		return text
-	}
-	return string([]rune(text))
-}
+func readable(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }

@@ -34,50 +34,49 @@ func containerdNamespace(kubernetes bool) string {
 	return containerd.Namespace
 }
 
-// containerd is a client in one of the two namespaces.
-func (s *nodeService) containerd(ctx context.Context, kubernetes bool) (_ *client.Client, namespace string, _ context.Context, _ context.CancelFunc, err error) {
-	namespace = containerdNamespace(kubernetes)
+// withContainerd calls do with a client in one of the two namespaces.
+func (s *nodeService) withContainerd(ctx context.Context, kubernetes bool, do func(ctx context.Context, cl *client.Client, namespace string) error) error {
 	if s.opts.Containerd == nil {
-		return nil, "", nil, nil, noContainerd()
+		return noContainerd()
 	}
 	cl, err := s.opts.Containerd.Client()
 	if err != nil {
-		return nil, "", nil, nil, failed(connect.CodeUnavailable, "containerd doesn't answer: %w; see gbctl service containerd", err)
+		return failed(connect.CodeUnavailable, "containerd doesn't answer: %w; see gbctl service containerd", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, containerdPatience)
-	return cl, namespace, namespaces.WithNamespace(ctx, namespace), cancel, nil
+	defer cancel()
+	namespace := containerdNamespace(kubernetes)
+	return do(namespaces.WithNamespace(ctx, namespace), cl, namespace)
 }
 
 // Containers lists pods with their containers below them, or the
 // system's containers.
 func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
-	cl, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	found, err := cl.Containers(ctx)
-	if err != nil {
-		return nil, failed(connect.CodeUnavailable, "list containers: %w", err)
-	}
 	var all []containerOf
-	for _, c := range found {
-		info, err := c.Info(ctx, client.WithoutRefreshedMetadata)
+	err := s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
+		found, err := cl.Containers(ctx)
 		if err != nil {
-			continue // gone meanwhile
+			return failed(connect.CodeUnavailable, "list containers: %w", err)
 		}
-		running, pid := false, uint32(0)
-		if task, err := c.Task(ctx, nil); err == nil {
-			status, err := task.Status(ctx)
-			running, pid = err == nil && status.Status == client.Running, task.Pid()
+		for _, c := range found {
+			info, err := c.Info(ctx, client.WithoutRefreshedMetadata)
+			if err != nil {
+				continue // gone meanwhile
+			}
+			running, pid := false, uint32(0)
+			if task, err := c.Task(ctx, nil); err == nil {
+				status, err := task.Status(ctx)
+				running, pid = err == nil && status.Status == client.Running, task.Pid()
+			}
+			all = append(all, describeContainer(namespace, info.ID, info.Image, info.Labels, running, pid))
 		}
-		all = append(all, describeContainer(namespace, info.ID, info.Image, info.Labels, running, pid))
-	}
+		return nil
+	})
 	slices.SortFunc(all, func(a, b containerOf) int {
 		return cmp.Or(cmp.Compare(a.pod, b.pod), cmp.Compare(a.uid, b.uid), cmp.Compare(a.order, b.order), cmp.Compare(a.msg.GetId(), b.msg.GetId()))
 	})
 	containers := lists.Of(all, func(c containerOf) *apiv1.Container { return c.msg })
-	return connect.NewResponse(&apiv1.ContainersResponse{Containers: containers}), nil
+	return connect.NewResponse(&apiv1.ContainersResponse{Containers: containers}), err
 }
 
 // containerOf is a container with what it is sorted by.
@@ -109,46 +108,41 @@ func describeContainer(namespace, id, image string, labels map[string]string, ru
 
 // RemoveImages removes images that nothing uses.
 func (s *nodeService) RemoveImages(ctx context.Context, req *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
-	_, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	removed, err := s.opts.Containerd.RemoveImages(ctx, namespace, req.Msg.GetImages())
-	switch {
-	case err == nil:
-		return connect.NewResponse(&apiv1.RemoveImagesResponse{Removed: removed}), nil
-	case errdefs.IsInvalidArgument(err):
-		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	case errdefs.IsNotFound(err):
-		return nil, failed(connect.CodeNotFound, "nothing was removed from namespace %s: %w; see gbctl images -k for those of Kubernetes, and gbctl images --node for those of the system", namespace, err)
-	case errors.Is(err, containerd.ErrImageInUse):
-		return nil, failed(connect.CodeFailedPrecondition, "nothing was removed from namespace %s: %w", namespace, err)
-	}
-	return nil, failed(connect.CodeUnavailable, "containerd: %w; removed by then: %q", err, removed)
+	res := &apiv1.RemoveImagesResponse{}
+	return connect.NewResponse(res), s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, _ *client.Client, namespace string) (err error) {
+		res.Removed, err = s.opts.Containerd.RemoveImages(ctx, namespace, req.Msg.GetImages())
+		switch {
+		case err == nil:
+			return nil
+		case errdefs.IsInvalidArgument(err):
+			return connect.NewError(connect.CodeInvalidArgument, err)
+		case errdefs.IsNotFound(err):
+			return failed(connect.CodeNotFound, "nothing was removed from namespace %s: %w; see gbctl images -k for those of Kubernetes, and gbctl images --node for those of the system", namespace, err)
+		case errors.Is(err, containerd.ErrImageInUse):
+			return failed(connect.CodeFailedPrecondition, "nothing was removed from namespace %s: %w", namespace, err)
+		}
+		return failed(connect.CodeUnavailable, "containerd: %w; removed by then: %q", err, res.Removed)
+	})
 }
 
 // Images lists what containerd has.
 func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
-	cl, namespace, ctx, cancel, err := s.containerd(ctx, req.Msg.GetKubernetes())
-	if err != nil {
-		return nil, err
-	}
-	defer cancel()
-	found, err := cl.ListImages(ctx)
-	if err != nil {
-		return nil, failed(connect.CodeUnavailable, "list images: %w", err)
-	}
 	res := &apiv1.ImagesResponse{}
-	for _, image := range found {
-		size, _ := image.Size(ctx) // what isn't whole has none
-		res.Images = append(res.Images, &apiv1.ContainerImage{
-			Namespace: namespace, Name: image.Name(), Digest: image.Target().Digest.String(), Size: uint64(max(size, 0)),
-			Created: timestamppb.New(image.Metadata().CreatedAt),
-		})
-	}
-	slices.SortFunc(res.Images, func(a, b *apiv1.ContainerImage) int { return cmp.Compare(a.GetName(), b.GetName()) })
-	return connect.NewResponse(res), nil
+	return connect.NewResponse(res), s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
+		found, err := cl.ListImages(ctx)
+		if err != nil {
+			return failed(connect.CodeUnavailable, "list images: %w", err)
+		}
+		for _, image := range found {
+			size, _ := image.Size(ctx) // what isn't whole has none
+			res.Images = append(res.Images, &apiv1.ContainerImage{
+				Namespace: namespace, Name: image.Name(), Digest: image.Target().Digest.String(), Size: uint64(max(size, 0)),
+				Created: timestamppb.New(image.Metadata().CreatedAt),
+			})
+		}
+		slices.SortFunc(res.Images, func(a, b *apiv1.ContainerImage) int { return cmp.Compare(a.GetName(), b.GetName()) })
+		return nil
+	})
 }
 
 // PullImage pulls an image for a person, or for an operation on another node. The pull ends with the call.

@@ -65,7 +65,7 @@ func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListF
 	if err != nil {
 		return fileError(err)
 	}
-	self := describeFile(path, ".", top)
+	self := describeFile(path, ".", top, nil)
 	if top.Mode()&fs.ModeSymlink != 0 {
 		// What a person names is meant to be followed, as ls does.
 		if to, err := filepath.EvalSymlinks(path); err == nil {
@@ -89,7 +89,7 @@ func (s *fileService) List(ctx context.Context, req *connect.Request[apiv1.ListF
 func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.FileInfo) error) error {
 	entries, err := untrusted.ReadNamed(dir)
 	if err != nil {
-		if err := send(&apiv1.FileInfo{Name: readable(cmp.Or(name, ".")), Error: readable(err.Error())}); err != nil {
+		if err := send(describeFile(dir, cmp.Or(name, "."), nil, err)); err != nil {
 			return err
 		}
 	}
@@ -99,19 +99,13 @@ func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.Fil
 		}
 		below, path := filepath.Join(name, e.Name()), filepath.Join(dir, e.Name())
 		info, err := e.Info()
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // gone meanwhile
-			}
-			if err := send(&apiv1.FileInfo{Name: readable(below), Error: readable(err.Error())}); err != nil {
-				return err
-			}
-			continue
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone meanwhile
 		}
-		if err := send(describeFile(path, below, info)); err != nil {
+		if err := send(describeFile(path, below, info, err)); err != nil {
 			return err
 		}
-		if info.IsDir() && depth > 1 {
+		if err == nil && info.IsDir() && depth > 1 {
 			if err := list(ctx, path, below, depth-1, send); err != nil {
 				return err
 			}
@@ -120,7 +114,11 @@ func list(ctx context.Context, dir, name string, depth int, send func(*apiv1.Fil
 	return nil
 }
 
-func describeFile(path, name string, info fs.FileInfo) *apiv1.FileInfo {
+// describeFile has the error in the place of a file that can't be looked at.
+func describeFile(path, name string, info fs.FileInfo, err error) *apiv1.FileInfo {
+	if err != nil {
+		return &apiv1.FileInfo{Name: readable(name), Error: readable(err.Error())}
+	}
 	f := &apiv1.FileInfo{Name: readable(name), Size: uint64(max(info.Size(), 0)), Mode: lsMode(info.Mode()), Modified: timestamppb.New(info.ModTime())}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		f.Uid, f.Gid = st.Uid, st.Gid

@@ -120,18 +120,9 @@ func specNode(spec any) (*yaml.Node, error) {
 		if err := yaml.Unmarshal(text, node); err != nil {
 			return nil, err
 		}
-		uncomment(node)
-		return node, nil
+		return tree.Plain(node), nil // comments are for people who edit the document
 	}
 	return node, node.Encode(spec)
-}
-
-// uncomment removes comments: they are for people who edit the document.
-func uncomment(n *yaml.Node) {
-	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
-	for _, inner := range n.Content {
-		uncomment(inner)
-	}
 }
 
 // hide replaces private keys. What Secrets of Kubernetes hold, their type hides.

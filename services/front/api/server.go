@@ -15,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -24,6 +23,7 @@ import (
 	contract "github.com/garboard-os/garboard/api"
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 	"golang.org/x/net/netutil"
 )
 
@@ -155,22 +155,6 @@ func (s *Server) Run(ctx context.Context) error {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.opts.Logs.Quiet(LogID).Handler(), slog.LevelInfo),
 	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- server.Serve(netutil.LimitListener(listener, maxConnections))
-	}()
-	select {
-	case err := <-ended:
-		server.Close()
-		return fmt.Errorf("machine API: %w", err)
-	case <-ctx.Done():
-	}
-	s.stop()
-	budget, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopBudget)
-	defer cancel()
-	if server.Shutdown(budget) != nil {
-		server.Close()
-	}
-	<-ended
-	return nil
+	defer context.AfterFunc(ctx, s.stop)()
+	return tlsserver.Until(ctx, server, stopBudget, func() error { return server.Serve(netutil.LimitListener(listener, maxConnections)) })
 }

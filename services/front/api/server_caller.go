@@ -62,25 +62,15 @@ func printable(text string) bool {
 
 // identify reads the gate's headers. A request without them didn't come through the gate.
 func identify(h http.Header) (caller, error) {
-	var c caller
-	for _, header := range []struct {
-		name string
-		to   *string
-	}{{contract.HeaderPeer, &c.peer}, {contract.HeaderRemote, &c.remote}} {
-		values := h.Values(header.name)
-		if len(values) > 1 || len(values) == 1 && (len(values[0]) > maxName || !printable(values[0])) {
-			return caller{}, failed(connect.CodeUnauthenticated, "header %s is there twice, too long or no text: only the gate (apid) may call here", header.name)
+	for _, name := range []string{contract.HeaderPeer, contract.HeaderRemote, contract.HeaderRoles} {
+		if value := h.Get(name); len(h.Values(name)) > 1 || len(value) > maxName || !printable(value) {
+			return caller{}, failed(connect.CodeUnauthenticated, "header %s is there twice, too long or no text: only the gate (apid) may call here", name)
 		}
-		*header.to = h.Get(header.name)
 	}
-	for _, line := range h.Values(contract.HeaderRoles) {
-		if len(line) > maxName || !printable(line) {
-			return caller{}, failed(connect.CodeUnauthenticated, "header %s is too long or no text: only the gate (apid) may call here", contract.HeaderRoles)
-		}
-		for role := range strings.SplitSeq(line, ",") {
-			if role = strings.TrimSpace(role); role != "" {
-				c.roles = append(c.roles, role)
-			}
+	c := caller{peer: h.Get(contract.HeaderPeer), remote: h.Get(contract.HeaderRemote)}
+	for role := range strings.SplitSeq(h.Get(contract.HeaderRoles), ",") {
+		if role = strings.TrimSpace(role); role != "" {
+			c.roles = append(c.roles, role)
 		}
 	}
 	mode := h.Values(contract.HeaderMode)

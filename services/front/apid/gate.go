@@ -290,12 +290,6 @@ func printablePath(r *http.Request) string {
 	return p[:min(len(p), most)]
 }
 
-// fail answers in the protocol of the caller.
-func (g *gate) fail(w http.ResponseWriter, r *http.Request, code connect.Code, err error) {
-	// An error here means that the caller is gone.
-	_ = g.errors.Write(w, r, connect.NewError(code, err))
-}
-
 // passed are the headers that are forwarded. Clients can't set those by which the gate
 // reports the caller to PID 1.
 var passed = []string{
@@ -342,29 +336,31 @@ func exhausted(format string, args ...any) error {
 	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf(format, args...))
 }
 
-// failed is for a request that got no answer.
+// failed answers a request that got no answer, in the protocol of the caller.
 func (g *gate) failed(w http.ResponseWriter, r *http.Request, err error) {
 	var tooLarge *http.MaxBytesError
 	var dial *net.OpError
 	var own *connect.Error
+	code, why := connect.CodeUnavailable, errors.New("the node gave no answer to this call; try again")
 	switch {
 	case errors.As(err, &own):
-		g.fail(w, r, own.Code(), own.Unwrap())
+		code, why = own.Code(), own.Unwrap()
 	case errors.As(err, &tooLarge):
-		g.fail(w, r, connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit))
+		code, why = connect.CodeResourceExhausted, fmt.Errorf("the request has more than %d bytes", tooLarge.Limit)
 	case errors.Is(err, context.DeadlineExceeded):
-		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the node didn't answer within %s", unaryTimeout))
+		code, why = connect.CodeDeadlineExceeded, fmt.Errorf("the node didn't answer within %s", unaryTimeout)
 	case errors.Is(err, context.Canceled):
-		g.fail(w, r, connect.CodeCanceled, errors.New("the caller is gone"))
+		code, why = connect.CodeCanceled, errors.New("the caller is gone")
 	case errors.As(err, &dial) && dial.Op == "dial":
 		g.log.Warn("the node's own side of the API doesn't answer", "err", err.Error())
-		g.fail(w, r, connect.CodeUnavailable, errors.New("the node's API isn't there now: it starts or stops; try again"))
+		why = errors.New("the node's API isn't there now: it starts or stops; try again")
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		g.fail(w, r, connect.CodeDeadlineExceeded, fmt.Errorf("the rest of the request didn't come: nothing in %s", g.piece))
+		code, why = connect.CodeDeadlineExceeded, fmt.Errorf("the rest of the request didn't come: nothing in %s", g.piece)
 	default:
 		g.log.Warn("hand on a call", "method", printablePath(r), "err", err.Error())
-		g.fail(w, r, connect.CodeUnavailable, errors.New("the node gave no answer to this call; try again"))
 	}
+	// An error here means that the caller is gone.
+	_ = g.errors.Write(w, r, connect.NewError(code, why))
 }
 
 // buffers are what answers go through. ReverseProxy's own have 32 KiB.

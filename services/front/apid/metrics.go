@@ -60,7 +60,8 @@ func (g *gate) listenMetrics(ctx context.Context, address string) error {
 		Handler: s, Log: g.log, Conns: &s.open, TLS: s.config,
 		Read: g.piece, Idle: idleTimeout, Stall: g.stall, MaxHeader: maxHeader, MaxStreams: maxScrapes,
 		Tick: func() {
-			if s.sweep(); g.State().metrics != address {
+			now := g.State()
+			if g.sweep(&s.open, now, now.identifyScraper); now.metrics != address {
 				cancel()
 			}
 		},
@@ -90,15 +91,6 @@ func (s *scrapes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body, r.ContentLength = http.NoBody, 0
 	now := s.State()
 	s.serve(w, r.WithContext(ctx), now, now.identifyScraper)
-}
-
-// sweep closes connections of clients that are no longer allowed.
-func (s *scrapes) sweep() {
-	state, now := s.State(), s.time()
-	s.open.Sweep(func(c *tlsserver.Conn, chain []*x509.Certificate) bool {
-		caller, err := state.recall(c, chain, state.identifyScraper)
-		return err == nil && caller.current(now) == nil
-	})
 }
 
 // identifyScraper is identify for the metrics' own address: certificates of

@@ -72,12 +72,15 @@ func newBackend(socket string) *http.Transport {
 // allowed.
 func (g *gate) tick() {
 	g.watcher.Poll(g.log)
-	s, now := g.State(), g.time()
-	g.open.Sweep(func(c *tlsserver.Conn, chain []*x509.Certificate) bool {
-		caller, err := s.recall(c, chain, s.identify)
-		if err == nil {
-			err = caller.current(now)
-		}
-		return err == nil && s.mode != modeClosed
+	s := g.State()
+	g.sweep(&g.open, s, s.identify)
+}
+
+// sweep closes connections of clients that are no longer allowed.
+func (g *gate) sweep(open *tlsserver.Conns, s *state, identify identifier) {
+	now := g.time()
+	open.Sweep(func(c *tlsserver.Conn, chain []*x509.Certificate) bool {
+		caller, err := s.recall(c, chain, identify)
+		return err == nil && caller.current(now) == nil && s.mode != modeClosed
 	})
 }

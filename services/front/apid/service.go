@@ -83,9 +83,9 @@ func Service(o Options) dag.Service {
 type supervisor struct {
 	Options
 	publisher statefile.Publisher[facts]
+	own       func() (self, error) // the certificate that the node has made itself, when it was first needed
 	// mu guards all following fields.
 	mu        sync.Mutex
-	self      self      // set when it was first needed
 	unsigned  time.Time // since when the gate serves a configured node with it; zero: it doesn't
 	announced string    // on the console
 	last      time.Time // it was announced
@@ -101,7 +101,7 @@ func newSupervisor(o Options) *supervisor {
 	option.Default(&o.process, sandbox.Runner{
 		Processes: o.Processes, Logs: o.Logs, ID: ID, UID: o.uid, Dir: o.dir, Socket: o.Socket,
 	}.Run)
-	s := &supervisor{Options: o}
+	s := &supervisor{Options: o, own: sync.OnceValues(func() (self, error) { return newSelf(time.Now()) })}
 	s.publisher = statefile.Publisher[facts]{
 		Name: ID, Store: o.Store, Dir: o.dir, UID: o.uid, Inputs: []string{configuration.Stages.Type(), secrets.API.Type(), configuration.Configs.Type(), clock.Statuses.Type()},
 		Current: func() (facts, error) {
@@ -204,20 +204,6 @@ func (s *supervisor) maintenance(stage configuration.Stage) (f facts, err error)
 	return f, err
 }
 
-// own returns the certificate that the node has made itself.
-func (s *supervisor) own() (self, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.self.cert == nil {
-		made, err := newSelf(time.Now())
-		if err != nil {
-			return self{}, err
-		}
-		s.self = made
-	}
-	return s.self, nil
-}
-
 // healthy makes a TLS handshake: the gate listens, and serves the certificate that was
 // last written for it.
 func (s *supervisor) healthy(ctx context.Context) error {
@@ -247,7 +233,7 @@ func (s *supervisor) healthy(ctx context.Context) error {
 func (s *supervisor) isUnsigned(cert []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !bytes.Equal(cert, s.self.cert) {
+	if own, err := s.own(); err != nil || !bytes.Equal(cert, own.cert) {
 		s.unsigned = time.Time{}
 		return false
 	}
@@ -264,9 +250,10 @@ func (s *supervisor) announce(why, what, command, arguments string) {
 	if err != nil || !o.Spec.Primary.IsValid() {
 		return // the next check looks again
 	}
+	own, _ := s.own() // it is served
 	s.mu.Lock()
-	s.Fingerprint.shown.Store(s.self.fingerprint)
-	text := announcement(why, what, command, arguments, o.Spec.Primary, s.self.fingerprint)
+	s.Fingerprint.shown.Store(own.fingerprint)
+	text := announcement(why, what, command, arguments, o.Spec.Primary, own.fingerprint)
 	due := text != s.announced || time.Since(s.last) > announceEvery
 	if due = due && time.Since(s.unsigned) >= s.signed; due {
 		s.announced, s.last = text, time.Now()

@@ -111,22 +111,28 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	calls := &counter{Handler: s.Handler}
 	server := s.http(calls)
 	defer background.Start(context.WithoutCancel(ctx), func(ctx context.Context) { s.tickEverySecond(ctx, calls) })()
-	stopping := make(chan struct{})
+	return Until(ctx, server, stopBudget, func() error { return server.ServeTLS(&limited{listener, s.Conns}, "", "") })
+}
+
+// Until serves until ctx ends. Calls that run then have so much time for their end.
+func Until(ctx context.Context, server *http.Server, budget time.Duration, serve func() error) error {
+	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		defer close(stopping)
-		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopBudget)
+		defer close(stopped)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), budget)
 		defer cancel()
-		if server.Shutdown(sctx) != nil {
+		if server.Shutdown(ending) != nil {
 			_ = server.Close()
 		}
 	})
-	err := server.ServeTLS(&limited{listener, s.Conns}, "", "")
+	err := serve()
 	if !stop() {
-		<-stopping
+		<-stopped
 	}
 	if ctx.Err() != nil && errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
+	_ = server.Close()
 	return fmt.Errorf("serve: %w", err)
 }
 

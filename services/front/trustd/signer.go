@@ -3,7 +3,6 @@ package trustd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -17,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/api/garboardv1/garboardv1connect"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/config/pki"
+	"github.com/garboard-os/garboard/services/front/tlsserver"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
 	"github.com/garboard-os/garboard/services/kubernetes/secrets"
 	"github.com/garboard-os/garboard/services/system/configuration"
@@ -119,12 +119,7 @@ func (s signer) serve(ctx context.Context, listener net.Listener) error {
 		Handler: mux, ReadTimeout: callTimeout, WriteTimeout: signTimeout + callTimeout, IdleTimeout: callTimeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelInfo),
 	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return tlsserver.Until(ctx, server, 0, func() error { return server.Serve(listener) })
 }
 
 // asking is trustd's way to PID 1.

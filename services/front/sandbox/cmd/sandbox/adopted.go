@@ -1,14 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,18 +33,13 @@ func runAdopted(args []string) error {
 // makeCgroupsWritable is for the kubelet and containerd. Docker mounts cgroups read-only where a container isn't
 // privileged, and privileged ones have the devices of the host.
 func makeCgroupsWritable() error {
-	mounts, err := os.Open("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(cgroupRoot))
 	if err != nil {
 		return err
 	}
-	defer mounts.Close()
-	for lines := bufio.NewScanner(mounts); lines.Scan(); {
-		fields := strings.Fields(lines.Text()) // proc(5): the fifth is the mount point
-		if len(fields) < 5 || fields[4] != cgroupRoot && !strings.HasPrefix(fields[4], cgroupRoot+"/") {
-			continue
-		}
-		if err := unix.Mount("", fields[4], "", unix.MS_REMOUNT|unix.MS_BIND|quiet, ""); err != nil {
-			return fmt.Errorf("make %s writable: %w", fields[4], err)
+	for _, m := range mounts {
+		if err := unix.Mount("", m.Mountpoint, "", unix.MS_REMOUNT|unix.MS_BIND|quiet, ""); err != nil {
+			return fmt.Errorf("make %s writable: %w", m.Mountpoint, err)
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/runc/libcontainer"
 	// libcontainer starts this program again, as `init`, inside the namespaces;
 	// this is what then runs before Go does.
@@ -52,7 +53,7 @@ func main() {
 			os.Exit(int(end))
 		}
 		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)
-		os.Exit(exitFailed)
+		os.Exit(sandboxes.ExitFailed)
 	}
 }
 

@@ -9,18 +9,11 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/garboard-os/garboard/api/sandboxes"
 	// Without it cgroup managers can't set device rules.
 	_ "github.com/opencontainers/cgroups/devices"
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
-)
-
-// The exit code of this program shows how the node ended.
-const (
-	exitFailed = 1  // the sandbox itself, with a line on standard error
-	exitReboot = 10 // the node asks to be started again
-	exitDied   = 11 // PID 1 ended in another way than by powering off or rebooting
-	exitKilled = 12 // PID 1 was killed
 )
 
 // insideCommand is the second half of node.
@@ -72,9 +65,9 @@ func runInside(args []string) error {
 	}
 	// Children are started from this thread, and their fate hangs on it.
 	runtime.LockOSThread()
-	spec, err := readSpec(os.Stdin)
+	spec, err := sandboxes.Decode[sandboxes.Node](os.Stdin)
 	if err != nil {
-		return err
+		return fmt.Errorf("spec of a node: %w", err)
 	}
 	root, state, err := workMounts(spec.Work, unix.MS_NOSUID|unix.MS_NODEV, "mode=0700", 0o700)
 	if err != nil {
@@ -111,7 +104,7 @@ func runInside(args []string) error {
 	return ended
 }
 
-func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.File) (ended, err error) {
+func startAndWait(container *libcontainer.Container, spec sandboxes.Node, console *os.File) (ended, err error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	process := &libcontainer.Process{
@@ -134,27 +127,18 @@ func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.
 	if _, err := fmt.Println("started"); err != nil {
 		fmt.Fprintf(os.Stderr, "sandbox: tell that node %s started: %v\n", spec.ID, err)
 	}
-	done := make(chan struct{})
-	go relay(signals, process, done)
+	// Each signal presses the node's power button. How long the node may take is the business of the process that sends
+	// them.
+	go func() {
+		for range signals {
+			_ = process.Signal(unix.SIGTERM) // an error means that it's gone
+		}
+	}()
 	ps, err := process.Wait()
-	close(done)
 	if err != nil && !errors.As(err, new(*exec.ExitError)) {
 		return nil, fmt.Errorf("wait for node %s: %w", spec.ID, err)
 	}
 	return howEnded(ps.Sys().(syscall.WaitStatus)), nil
-}
-
-// relay presses the node's power button for each signal. How long the node may take is the
-// business of the process that sends them.
-func relay(signals <-chan os.Signal, process *libcontainer.Process, done <-chan struct{}) {
-	for {
-		select {
-		case <-done:
-			return
-		case <-signals:
-			_ = process.Signal(unix.SIGTERM) // an error means that it's gone
-		}
-	}
 }
 
 // howEnded reads the end of PID 1. In a PID namespace, reboot(2) ends the
@@ -166,9 +150,9 @@ func howEnded(status syscall.WaitStatus) error {
 	case status.Signaled() && status.Signal() == syscall.SIGINT: // LINUX_REBOOT_CMD_POWER_OFF, _HALT
 		return nil
 	case status.Signaled() && status.Signal() == syscall.SIGHUP: // LINUX_REBOOT_CMD_RESTART
-		return nodeEnd(exitReboot)
+		return nodeEnd(sandboxes.ExitReboot)
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
-		return nodeEnd(exitKilled)
+		return nodeEnd(sandboxes.ExitKilled)
 	}
-	return nodeEnd(exitDied)
+	return nodeEnd(sandboxes.ExitDied)
 }

@@ -209,7 +209,7 @@ func TestWatchTellsTheTruthHoweverSlow(t *testing.T) {
 		s := NewStore()
 		w := s.As("test")
 		watch := &watcher{pending: make(map[key]Event), mark: make(chan struct{}, 1)}
-		s.watchers[pods.Type()] = map[*watcher]struct{}{watch: {}}
+		s.listen(pods.Type(), watch.add)
 		seen := make(map[string]Object[any])
 		read := func() bool {
 			e, ok := watch.next()
@@ -327,7 +327,7 @@ func TestEventsBeginWithWhatIsThere(t *testing.T) {
 		for range events {
 		}
 		synctest.Wait()
-		if n := len(s.watchers[pods.Type()]); n != 0 {
+		if n := len(s.listeners[pods.Type()]); n != 0 {
 			t.Errorf("%d watchers left", n)
 		}
 	})
@@ -357,7 +357,7 @@ func TestWatchTellsThatSomethingChanged(t *testing.T) {
 		must(t, configs.Put(w, "node", &podSpec{Image: "later"}))
 		synctest.Wait()
 		for _, typ := range []string{pods.Type(), configs.Type()} {
-			if n := len(s.wakers[typ]); n != 0 {
+			if n := len(s.listeners[typ]); n != 0 {
 				t.Errorf("%d watchers of %s left", n, typ)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,20 +18,21 @@ import (
 type Store struct {
 	// mu guards all following fields. Nothing blocks while it is held: watchers
 	// and controllers are only marked as having work.
-	mu       sync.RWMutex
-	objects  map[string]map[key]Object[any] // by type
-	watchers map[string]map[*watcher]struct{}
-	wakers   map[string]map[*waker]struct{}
+	mu        sync.RWMutex
+	objects   map[string]map[key]Object[any] // by type
+	listeners map[string]map[*listener]struct{}
 }
+
+// listener is called with each change of a type, while mu is held.
+type listener func(k key, e Event)
 
 type key struct{ namespace, id string }
 
 // NewStore returns an empty store.
 func NewStore() *Store {
 	return &Store{
-		objects:  make(map[string]map[key]Object[any]),
-		watchers: make(map[string]map[*watcher]struct{}),
-		wakers:   make(map[string]map[*waker]struct{}),
+		objects:   make(map[string]map[key]Object[any]),
+		listeners: make(map[string]map[*listener]struct{}),
 	}
 }
 
@@ -93,7 +95,7 @@ func (w *writer) put(at target, spec any) error {
 		return fail(fmt.Errorf("no ID"))
 	case exists && o.Owner != w.owner:
 		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
-	case exists && sameSpec(o.Spec, spec):
+	case exists && reflect.DeepEqual(o.Spec, spec):
 		return nil
 	}
 	kind := Updated
@@ -161,24 +163,19 @@ func (s *Store) store(k key, o Object[any], kind EventKind) {
 		}
 		s.objects[o.Type][k] = o
 	}
-	for w := range s.watchers[o.Type] {
-		w.add(k, Event{Kind: kind, Object: o})
-	}
-	for w := range s.wakers[o.Type] {
-		if w.id == "" || w.id == o.ID {
-			w.wake()
-		}
+	for l := range s.listeners[o.Type] {
+		(*l)(k, Event{Kind: kind, Object: o})
 	}
 }
 
-// waker is how a controller is told that an input changed: a mark, since it
-// reads the store itself.
-type waker struct {
-	id   string // "" is any
-	mark chan<- struct{}
+// listen adds a listener. The caller holds mu, also when it calls stop.
+func (s *Store) listen(typ string, l listener) (stop func()) {
+	if s.listeners[typ] == nil {
+		s.listeners[typ] = make(map[*listener]struct{})
+	}
+	s.listeners[typ][&l] = struct{}{}
+	return func() { delete(s.listeners[typ], &l) }
 }
-
-func (w *waker) wake() { sleep.Wake(w.mark) }
 
 // notify marks mark, which must have room for one, on each change of the inputs
 // until the returned function is called.
@@ -190,12 +187,11 @@ func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
 		if in.Quiet {
 			continue
 		}
-		w := &waker{id: in.ID, mark: mark}
-		if s.wakers[in.Type] == nil {
-			s.wakers[in.Type] = make(map[*waker]struct{})
-		}
-		s.wakers[in.Type][w] = struct{}{}
-		added = append(added, func() { delete(s.wakers[in.Type], w) })
+		added = append(added, s.listen(in.Type, func(k key, _ Event) {
+			if in.ID == "" || in.ID == k.id {
+				sleep.Wake(mark)
+			}
+		}))
 	}
 	return func() {
 		s.mu.Lock()

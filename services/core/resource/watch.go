@@ -67,10 +67,7 @@ func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Ev
 		w.add(k, Event{Kind: Created, Object: s.objects[typ][k]})
 	}
 	w.initial = len(w.order)
-	if s.watchers[typ] == nil {
-		s.watchers[typ] = make(map[*watcher]struct{})
-	}
-	s.watchers[typ][w] = struct{}{}
+	stop := s.listen(typ, w.add)
 	s.mu.Unlock()
 
 	out := make(chan Event)
@@ -79,7 +76,7 @@ func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Ev
 		defer func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			delete(s.watchers[typ], w)
+			stop()
 		}()
 		w.deliver(ctx, out)
 	}()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -133,19 +134,25 @@ func (k *Kmsg) WriteLevel(level slog.Level, line []byte) {
 	k.w.Write(append(record, '\n'))
 }
 
-// priority of syslog(3) for a level.
-func priority(level slog.Level) int {
-	switch {
-	case level >= slog.LevelError:
-		return 3
-	case level >= slog.LevelWarn:
-		return 4
-	case level >= LevelNotice:
-		return 5
-	case level >= slog.LevelInfo:
-		return 6
+// levelText is what lines and records have of a level, and of those above it up to the one before in levels.
+type levelText struct {
+	from     slog.Level
+	priority int    // of syslog(3)
+	prefix   string // of the text
+}
+
+var levels = []levelText{
+	{slog.LevelError, 3, "error: "}, {slog.LevelWarn, 4, "warning: "}, {LevelNotice, 5, ""}, {slog.LevelInfo, 6, ""}, {math.MinInt, 7, ""},
+}
+
+func priority(level slog.Level) int       { return levels[rank(level)].priority }
+func levelPrefix(level slog.Level) string { return levels[rank(level)].prefix }
+
+func rank(level slog.Level) (i int) {
+	for level < levels[i].from {
+		i++
 	}
-	return 7
+	return i
 }
 
 // plainQueue is how many lines may wait for the reader of a plain console, of

@@ -26,7 +26,7 @@ type Modules struct {
 	before  map[string][]string // name: soft dependencies to be loaded first
 	after   map[string][]string // and afterwards
 	builtin map[string]bool
-	aliases *aliases
+	aliases aliases
 
 	// parameters are those of the kernel's command line, by module.
 	parameters map[string]string
@@ -119,7 +119,6 @@ func newModules(dir string) *Modules {
 		before:  map[string][]string{},
 		after:   map[string][]string{},
 		builtin: map[string]bool{},
-		aliases: &aliases{},
 		insert:  insertModule,
 
 		parameters: map[string]string{},

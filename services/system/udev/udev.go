@@ -210,17 +210,14 @@ func (d *daemon) next() (j job, ok bool) {
 func (d *daemon) load(j job) (o outcome) {
 	o.job = j
 	start := time.Now()
-	defer func() {
-		o.took = time.Since(start)
-		if r := recover(); r != nil {
-			o.err = fmt.Errorf("load for %+v: panic: %v", j, r)
+	o.err = dag.Guard(d.log, func() (err error) {
+		if j.modalias == "" {
+			return d.modules.Load(j.module)
 		}
-	}()
-	if j.modalias != "" {
-		o.loaded, o.err = d.modules.LoadFor(j.modalias)
-	} else {
-		o.err = d.modules.Load(j.module)
-	}
+		o.loaded, err = d.modules.LoadFor(j.modalias)
+		return err
+	})
+	o.took = time.Since(start)
 	return o
 }
 

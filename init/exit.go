@@ -17,15 +17,13 @@ import (
 )
 
 // intent is what happens to the machine after the exit.
-type intent int
+type intent = boot.Power
 
 const (
-	powerOff intent = iota
-	reboot
-	halt
+	powerOff = boot.PowerOff
+	reboot   = boot.Reboot
+	halt     = intent("halt")
 )
-
-func (i intent) String() string { return [...]string{"power off", "reboot", "halt"}[i] }
 
 // request asks for the end of the machine.
 type request struct {
@@ -49,13 +47,7 @@ func (p *pid1) ask(r request) {
 
 // power is a request of the node itself: by its API, or because of a change of
 // its configuration.
-func (p *pid1) power(what boot.Power, why string) {
-	r := request{intent: powerOff, why: why}
-	if what == boot.Reboot {
-		r.intent = reboot
-	}
-	p.ask(r)
-}
+func (p *pid1) power(what boot.Power, why string) { p.ask(request{intent: what, why: why}) }
 
 // The parts of shutdownBudget, which is a promise: a machine that is asked to
 // power off does so within 30 s, whatever a service does. The rest is left for
@@ -132,7 +124,7 @@ const (
 func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	start := time.Now()
 	p.leaving.Store(true)
-	p.log.Warn(r.intent.String(), "because", r.why)
+	p.log.Warn(string(r.intent), "because", r.why)
 	p.wait(r)
 	for _, ph := range p.phases(r, stop, ended) {
 		p.do(ph)

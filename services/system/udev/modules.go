@@ -33,15 +33,14 @@ type Modules struct {
 
 	insert func(path, parameters string) error // finit_module(2), or a test's
 
-	mu    sync.Mutex           // guards loads
-	loads map[string]*loadOnce // modules that are loaded, or being loaded
+	states sync.Map // of *state, by name
 }
 
-// loadOnce is the loading of one module. Several devices may wait for it.
-type loadOnce struct {
-	done   chan struct{}
-	err    error // valid once done is closed, as is before
-	before bool  // the kernel had the module already
+// state is that of one module. Several devices may wait for it.
+type state struct {
+	mu     sync.Mutex // held while the module is inserted; guards all below
+	loaded bool
+	before bool // the kernel had the module already
 }
 
 // ModulesDir is the module folder of the running kernel.
@@ -122,7 +121,6 @@ func newModules(dir string) *Modules {
 		insert:  insertModule,
 
 		parameters: map[string]string{},
-		loads:      map[string]*loadOnce{},
 	}
 }
 
@@ -206,52 +204,46 @@ func (m *Modules) load(name string, chain []string) error {
 // loadOne loads a module whose hard dependencies are loaded. While it waits for another
 // goroutine that loads the same module, it holds no lock that the other one needs.
 func (m *Modules) loadOne(name string, chain []string) error {
-	m.mu.Lock()
-	known := m.loads[name] != nil
-	m.mu.Unlock()
-	if !known {
-		for _, soft := range m.before[name] {
-			m.loadSoft(soft, chain)
-		}
+	s := m.state(name)
+	s.mu.Lock()
+	loaded := s.loaded
+	s.mu.Unlock()
+	if loaded {
+		return nil
 	}
-	m.mu.Lock()
-	if l := m.loads[name]; l != nil {
-		m.mu.Unlock()
-		<-l.done
-		return l.err
+	for _, soft := range m.before[name] {
+		m.loadSoft(soft, chain)
 	}
-	l := &loadOnce{done: make(chan struct{})}
-	m.loads[name] = l
-	m.mu.Unlock()
-
-	m.insertOnce(name, l)
-	if l.err == nil {
+	first, err := m.insertOnce(name, s)
+	if err != nil {
+		return fmt.Errorf("load module %s: %w", name, err)
+	}
+	if first {
 		for _, soft := range m.after[name] {
 			m.loadSoft(soft, chain)
 		}
 	}
-	return l.err
+	return nil
 }
 
-// insertOnce inserts a module and wakes the goroutines that wait for it.
-func (m *Modules) insertOnce(name string, l *loadOnce) {
-	l.err = fmt.Errorf("load module %s: panic", name) // unless insert returns
-	defer func() {
-		if l.err != nil {
-			// Its device may be added later: then it is tried again.
-			m.mu.Lock()
-			delete(m.loads, name)
-			m.mu.Unlock()
-		}
-		close(l.done)
-	}()
-	l.err = m.insert(filepath.Join(m.dir, m.files[name]), strings.TrimSpace(m.parameters[name]))
-	if l.before = errors.Is(l.err, unix.EEXIST); l.before {
-		l.err = nil
+func (m *Modules) state(name string) *state {
+	s, _ := m.states.LoadOrStore(name, &state{})
+	return s.(*state)
+}
+
+// insertOnce inserts a module, unless that has succeeded before: the device of one that failed may be added later.
+func (m *Modules) insertOnce(name string, s *state) (first bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loaded {
+		return false, nil
 	}
-	if l.err != nil {
-		l.err = fmt.Errorf("load module %s: %w", name, l.err)
+	err = m.insert(filepath.Join(m.dir, m.files[name]), strings.TrimSpace(m.parameters[name]))
+	if s.before = errors.Is(err, unix.EEXIST); s.before {
+		err = nil
 	}
+	s.loaded = err == nil
+	return true, err
 }
 
 // loadSoft loads a soft dependency: a name or an alias. It is no error if there
@@ -278,10 +270,10 @@ func insertModule(path, parameters string) error {
 
 // loadedBefore tells of a module that Load has loaded whether the kernel had it already.
 func (m *Modules) loadedBefore(name string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l := m.loads[name]
-	return l != nil && l.before
+	s := m.state(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.before
 }
 
 // nameOf turns kernel/net/8021q/8021q.ko into 8021q.

@@ -161,20 +161,18 @@ func Guard(log *slog.Logger, f func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		returned := false
+		failed := errors.New("it ended its goroutine (runtime.Goexit)") // unless it returns or panics
 		defer func() {
-			if returned {
-				return
-			}
 			if p := recover(); p != nil {
-				err = fmt.Errorf("panic: %v", p)
-			} else {
-				err = errors.New("it ended its goroutine (runtime.Goexit)")
+				failed = fmt.Errorf("panic: %v", p)
 			}
-			log.Error(err.Error(), "stack", string(debug.Stack()))
+			if failed != nil {
+				err = failed
+				log.Error(err.Error(), "stack", string(debug.Stack()))
+			}
 		}()
 		err = f()
-		returned = true
+		failed = nil
 	}()
 	<-done
 	return err

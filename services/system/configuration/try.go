@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -87,18 +88,13 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("version %d %w", version, ErrNoVersion)
 	}
-	current := len(all)
-	for current > 0 {
-		current--
-		if all[current].Digest == Digest(a.text) {
-			break
+	before := false // a current one
+	for _, k := range slices.Backward(all) {
+		current := k.Digest == Digest(a.text)
+		if before && !current {
+			return k.document()
 		}
-	}
-	for current > 0 {
-		current--
-		if all[current].Digest != Digest(a.text) {
-			return all[current].document()
-		}
+		before = before || current
 	}
 	return nil, errors.New("the history has nothing before the current configuration")
 }

@@ -91,7 +91,6 @@ type daemon struct {
 	up      bool   // the modules of the first devices are loaded
 	seq     uint64 // of the last event seen
 	loaded  int
-	failed  int
 	devices int
 }
 
@@ -252,7 +251,6 @@ func (d *daemon) finish(o outcome) {
 	case errors.Is(o.err, ErrNoModule):
 		d.log.Info("this kernel lacks a module", "module", o.job.module, "for", o.job.why)
 	case o.err != nil:
-		d.failed++
 		d.log.Info("not loaded", "err", o.err)
 	}
 }

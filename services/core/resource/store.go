@@ -23,8 +23,8 @@ type Store struct {
 	listeners map[string]map[*listener]struct{}
 }
 
-// listener is called with each change of a type, while mu is held.
-type listener func(k key, e Event)
+// listener is called with the ID of each object of a type that changes, while mu is held.
+type listener func(id string)
 
 type key struct{ namespace, id string }
 
@@ -98,9 +98,7 @@ func (w *writer) put(at target, spec any) error {
 	case exists && reflect.DeepEqual(o.Spec, spec):
 		return nil
 	}
-	kind := Updated
 	if !exists {
-		kind = Created
 		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
 	}
 	o.Version++
@@ -110,10 +108,9 @@ func (w *writer) put(at target, spec any) error {
 	} else if o.Troubled.IsZero() {
 		o.Troubled = time.Now()
 	}
-	s.store(k, o, kind)
+	s.store(k, o)
 	return nil
 }
-
 func (w *writer) remove(at target) error {
 	if err := w.writes(at.typ); err != nil {
 		return err
@@ -129,7 +126,8 @@ func (w *writer) remove(at target) error {
 	if o.Owner != w.owner {
 		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
 	}
-	s.store(k, o, Deleted)
+	delete(s.objects[at.typ], k)
+	s.changed(at)
 	return nil
 }
 
@@ -148,23 +146,24 @@ func (w *writer) finalizer(at target, name string) error {
 		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
 	case !has:
 		o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
-		s.store(k, o, Updated)
+		s.store(k, o)
 	}
 	return nil
 }
 
-// store makes a change and marks those who want to know. The caller holds mu.
-func (s *Store) store(k key, o Object[any], kind EventKind) {
-	if kind == Deleted {
-		delete(s.objects[o.Type], k)
-	} else {
-		if s.objects[o.Type] == nil {
-			s.objects[o.Type] = make(map[key]Object[any])
-		}
-		s.objects[o.Type][k] = o
+// store makes a change. The caller holds mu.
+func (s *Store) store(k key, o Object[any]) {
+	if s.objects[o.Type] == nil {
+		s.objects[o.Type] = make(map[key]Object[any])
 	}
-	for l := range s.listeners[o.Type] {
-		(*l)(k, Event{Kind: kind, Object: o})
+	s.objects[o.Type][k] = o
+	s.changed(target{typ: o.Type, id: o.ID})
+}
+
+// changed marks those who want to know. The caller holds mu.
+func (s *Store) changed(at target) {
+	for l := range s.listeners[at.typ] {
+		(*l)(at.id)
 	}
 }
 
@@ -187,8 +186,8 @@ func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
 		if in.Quiet {
 			continue
 		}
-		added = append(added, s.listen(in.Type, func(k key, _ Event) {
-			if in.ID == "" || in.ID == k.id {
+		added = append(added, s.listen(in.Type, func(id string) {
+			if in.ID == "" || in.ID == id {
 				sleep.Wake(mark)
 			}
 		}))

@@ -161,12 +161,6 @@ func (a *Applier) next() <-chan time.Time {
 	return time.After(at.Sub(a.o.Now()))
 }
 
-func (a *Applier) unpublished() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !a.publishAt.IsZero()
-}
-
 // due publishes what had to wait.
 func (a *Applier) due() {
 	a.mu.Lock()

@@ -149,14 +149,18 @@ func (p *pid1) wait(r request) {
 		return
 	}
 	p.logs.Printf("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
-	over := time.After(r.delay)
-	for {
+	answering(p.heartbeat, p.requests, r.delay)
+}
+
+// answering waits for a message, for some time at most, and answers the watchdog meanwhile.
+func answering[T any](heartbeat <-chan chan struct{}, c <-chan T, most time.Duration) (message T, came bool) {
+	for late := time.After(most); ; {
 		select {
-		case <-p.requests:
-			return
-		case <-over:
-			return
-		case answer := <-p.heartbeat:
+		case message = <-c:
+			return message, true
+		case <-late:
+			return message, false
+		case answer := <-heartbeat:
 			close(answer)
 		}
 	}
@@ -172,23 +176,15 @@ func (p *pid1) do(ph phase) {
 	}()
 	// A phase that respects its context returns soon after; one that hangs doesn't.
 	const grace = 100 * time.Millisecond
-	late := time.After(ph.budget + grace)
-	for {
-		select {
-		case err := <-done:
-			if err != nil {
-				p.logs.Printf("%v", err)
-				p.leaveUndone(ph)
-			}
-			return
-		case <-late:
-			p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
-			p.leaveUndone(ph)
-			return
-		case answer := <-p.heartbeat:
-			close(answer)
-		}
+	switch err, ended := answering(p.heartbeat, done, ph.budget+grace); {
+	case ended && err == nil:
+		return
+	case ended:
+		p.logs.Printf("%v", err)
+	default:
+		p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
 	}
+	p.leaveUndone(ph)
 }
 
 // leaveUndone logs the consequence of a phase that isn't done, if users rely on

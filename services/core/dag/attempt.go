@@ -163,8 +163,12 @@ func Guard(log *slog.Logger, f func() error) (err error) {
 		defer close(done)
 		failed := errors.New("it ended its goroutine (runtime.Goexit)") // unless it returns or panics
 		defer func() {
-			if p := recover(); p != nil {
+			p := recover()
+			if p != nil {
 				failed = fmt.Errorf("panic: %v", p)
+			}
+			if wrong, is := p.(error); is {
+				failed = fmt.Errorf("panic: %w", wrong)
 			}
 			if failed != nil {
 				err = failed

@@ -18,21 +18,24 @@ import (
 type Store struct {
 	// mu guards all following fields. Nothing blocks while it is held: watchers
 	// and controllers are only marked as having work.
-	mu        sync.RWMutex
-	objects   map[string]map[key]Object[any] // by type
-	listeners map[string]map[*listener]struct{}
+	mu      sync.RWMutex
+	objects map[string]map[key]Object[any] // by type
+	wakers  map[*waker]bool
 }
 
-// listener is called with the ID of each object of a type that changes, while mu is held.
-type listener func(id string)
+// waker tells somebody who reads the store that an input has changed.
+type waker struct {
+	inputs []Input
+	mark   chan<- struct{}
+}
 
 type key struct{ namespace, id string }
 
 // NewStore returns an empty store.
 func NewStore() *Store {
 	return &Store{
-		objects:   make(map[string]map[key]Object[any]),
-		listeners: make(map[string]map[*listener]struct{}),
+		objects: make(map[string]map[key]Object[any]),
+		wakers:  make(map[*waker]bool),
 	}
 }
 
@@ -162,18 +165,11 @@ func (s *Store) store(k key, o Object[any]) {
 
 // changed marks those who want to know. The caller holds mu.
 func (s *Store) changed(at target) {
-	for l := range s.listeners[at.typ] {
-		(*l)(at.id)
+	for w := range s.wakers {
+		if slices.ContainsFunc(w.inputs, func(in Input) bool { return !in.Quiet && in.Type == at.typ && (in.ID == "" || in.ID == at.id) }) {
+			sleep.Wake(w.mark)
+		}
 	}
-}
-
-// listen adds a listener. The caller holds mu, also when it calls stop.
-func (s *Store) listen(typ string, l listener) (stop func()) {
-	if s.listeners[typ] == nil {
-		s.listeners[typ] = make(map[*listener]struct{})
-	}
-	s.listeners[typ][&l] = struct{}{}
-	return func() { delete(s.listeners[typ], &l) }
 }
 
 // notify marks mark, which must have room for one, on each change of the inputs
@@ -181,22 +177,11 @@ func (s *Store) listen(typ string, l listener) (stop func()) {
 func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var added []func()
-	for _, in := range inputs {
-		if in.Quiet {
-			continue
-		}
-		added = append(added, s.listen(in.Type, func(id string) {
-			if in.ID == "" || in.ID == id {
-				sleep.Wake(mark)
-			}
-		}))
-	}
+	w := &waker{inputs, mark}
+	s.wakers[w] = true
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, remove := range added {
-			remove()
-		}
+		delete(s.wakers, w)
 	}
 }

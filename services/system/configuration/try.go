@@ -116,16 +116,15 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 	}
 	a.trial, a.deadline = nil, time.Time{}
 	reboot, restarts := needs(changes)
-	entry := a.entry(Undone, why, changes)
-	defer a.forget()
-	if len(reboot) > 0 {
-		a.remember(entry, text)
+	if rebooting = len(reboot) > 0; rebooting {
+		restarts = nil
 		a.reboot("a tried configuration is undone: " + why)
-		return true, nil, nil
+	} else {
+		err = a.enforce(changes, restarts)
 	}
-	err = a.enforce(changes, restarts)
-	a.remember(entry, text)
-	return false, restarts, err
+	a.remember(a.entry(Undone, why, changes), text)
+	a.forget()
+	return rebooting, restarts, err
 }
 
 // run restarts services and ends trials, until ctx ends.

@@ -389,14 +389,11 @@ func (m mounted) holds() bool {
 	if err != nil {
 		return false
 	}
-	for _, disk := range cfg.Machine.Disks {
-		for _, p := range disk.Partitions {
-			if s, err := Statuses.Get(m.store, filepath.Base(p.Mountpoint)); err != nil || !s.Spec.Mounted {
-				return false
-			}
-		}
+	lacks := func(p config.DataPartition) bool {
+		s, err := Statuses.Get(m.store, filepath.Base(p.Mountpoint))
+		return err != nil || !s.Spec.Mounted
 	}
-	return true
+	return !slices.ContainsFunc(cfg.Machine.Disks, func(d config.DataDisk) bool { return slices.ContainsFunc(d.Partitions, lacks) })
 }
 
 // recordFile is a file on STATE: on which disk each entry of machine.disks was made. While that disk is missing, the

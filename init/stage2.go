@@ -87,7 +87,11 @@ func stage2(mode boot.Mode) {
 	}
 	p.useLogs(logs.New(logs.Plain(os.Stdout)))
 	if mode == boot.Machine {
-		for _, s := range p.earlySteps() {
+		for _, s := range []step{ // before logs and requests are possible
+			{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
+			{"open the kernel's log", p.openConsole},
+			{"read the kernel command line", p.readCmdline},
+		} {
 			if err := s.run(); err != nil {
 				giveUp(p.logs, err)
 			}
@@ -97,15 +101,6 @@ func stage2(mode boot.Mode) {
 	p.prepare = p.bootSteps()
 	p.phases = p.orderlyPhases
 	p.run()
-}
-
-// earlySteps of a machine come before logs and requests are possible.
-func (p *pid1) earlySteps() []step {
-	return []step{
-		{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
-		{"open the kernel's log", p.openConsole},
-		{"read the kernel command line", p.readCmdline},
-	}
 }
 
 func (p *pid1) useLogs(l *logs.Logs) {
@@ -188,7 +183,8 @@ func (p *pid1) bootSteps() []step {
 	}
 	return append(steps,
 		step{"find the slot", p.findSlot},
-		step{"take ctrl-alt-del", takeCtrlAltDel},
+		// The kernel sends SIGINT to PID 1 then, instead of rebooting at once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
+		step{"take ctrl-alt-del", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }},
 		step{"set the first hostname", func() error { return unix.Sethostname([]byte(boot.FirstHostname)) }},
 		step{"watch the power button and the watchdog", p.watchDevices},
 	)
@@ -245,10 +241,6 @@ func setEnvironment() error {
 		os.Setenv("HOME", "/"),
 	)
 }
-
-// takeCtrlAltDel makes the kernel send SIGINT to PID 1 instead of rebooting at
-// once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
-func takeCtrlAltDel() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }
 
 // forever runs one of PID 1's own loops in a goroutine. After a panic it logs
 // it (one line on the console, the stack in the log) and runs the loop again. It ends when loop returns.

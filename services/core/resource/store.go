@@ -83,84 +83,78 @@ func (s *Store) list(typ, namespace string) ([]Object[any], error) {
 	return found, nil
 }
 
-func (w *writer) put(at target, spec any) error {
-	if err := w.writes(at.typ); err != nil {
-		return err
+// change calls do with an object, and whether it exists, while mu is held. refused is why the writer mustn't.
+func (w *writer) change(at target, refused error, do func(o Object[any], exists bool) error) error {
+	if refused != nil {
+		return refused
 	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fail := func(err error) error { return fmt.Errorf("put %s %s/%s: %w", at.typ, at.namespace, at.id, err) }
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	switch {
-	case at.id == "":
-		return fail(fmt.Errorf("no ID"))
-	case exists && o.Owner != w.owner:
-		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
-	case exists && reflect.DeepEqual(o.Spec, spec):
-		return nil
-	}
-	if !exists {
-		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
-	}
-	o.Version++
-	o.Spec = spec
-	if len(Problems(spec)) == 0 {
-		o.Troubled = time.Time{}
-	} else if o.Troubled.IsZero() {
-		o.Troubled = time.Now()
-	}
-	s.store(k, o)
-	return nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o, exists := w.objects[at.typ][key{at.namespace, at.id}]
+	return do(o, exists)
 }
-func (w *writer) remove(at target) error {
-	if err := w.writes(at.typ); err != nil {
-		return err
-	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	if !exists {
+
+func (w *writer) put(at target, spec any) error {
+	return w.change(at, w.writes(at.typ), func(o Object[any], exists bool) error {
+		fail := func(err error) error { return fmt.Errorf("put %s %s/%s: %w", at.typ, at.namespace, at.id, err) }
+		switch {
+		case at.id == "":
+			return fail(fmt.Errorf("no ID"))
+		case exists && o.Owner != w.owner:
+			return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
+		case exists && reflect.DeepEqual(o.Spec, spec):
+			return nil
+		}
+		if !exists {
+			o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
+		}
+		o.Version++
+		o.Spec = spec
+		if len(Problems(spec)) == 0 {
+			o.Troubled = time.Time{}
+		} else if o.Troubled.IsZero() {
+			o.Troubled = time.Now()
+		}
+		w.store(at, o)
 		return nil
-	}
-	if o.Owner != w.owner {
-		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
-	}
-	delete(s.objects[at.typ], k)
-	s.changed(at)
-	return nil
+	})
+}
+
+func (w *writer) remove(at target) error {
+	return w.change(at, w.writes(at.typ), func(o Object[any], exists bool) error {
+		switch {
+		case !exists:
+			return nil
+		case o.Owner != w.owner:
+			return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
+		}
+		delete(w.objects[at.typ], key{at.namespace, at.id})
+		w.changed(at)
+		return nil
+	})
 }
 
 func (w *writer) finalizer(at target, name string) error {
-	if err := w.reads(at.typ, at.id); err != nil {
-		return err
-	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	i, has := slices.BinarySearch(o.Finalizers, name)
-	switch {
-	case !exists:
-		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
-	case !has:
-		o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
-		s.store(k, o)
-	}
-	return nil
+	return w.change(at, w.reads(at.typ, at.id), func(o Object[any], exists bool) error {
+		i, has := slices.BinarySearch(o.Finalizers, name)
+		switch {
+		case !exists:
+			return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
+		case !has:
+			o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
+			w.store(at, o)
+		}
+		return nil
+	})
 }
 
-// store makes a change. The caller holds mu.
-func (s *Store) store(k key, o Object[any]) {
-	if s.objects[o.Type] == nil {
-		s.objects[o.Type] = make(map[key]Object[any])
+// store stores a changed object. The caller holds mu.
+func (s *Store) store(at target, o Object[any]) {
+	if s.objects[at.typ] == nil {
+		s.objects[at.typ] = make(map[key]Object[any])
 	}
-	s.objects[o.Type][k] = o
-	s.changed(target{typ: o.Type, id: o.ID})
+	s.objects[at.typ][key{at.namespace, at.id}] = o
+	s.changed(at)
 }
 
 // changed marks those who want to know. The caller holds mu.

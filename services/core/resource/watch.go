@@ -52,7 +52,7 @@ func (s *Store) Watch(ctx context.Context, types ...string) <-chan struct{} {
 // Events returns the objects of a type that are there as Present, in the order of List, then
 // Synced, and then every change, until ctx ends; then the channel is closed. namespace and id
 // narrow it; "" is all. Who doesn't keep up never holds up the store: changes of one object
-// merge, and it gets the last.
+// merge, and it gets the last; what has gone meanwhile comes before what has changed.
 func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Event {
 	mark := make(chan struct{}, 1)
 	stop := s.notify([]Input{{Type: typ, ID: id}}, mark)
@@ -105,20 +105,21 @@ func (w *watcher) next() (Event, bool) {
 		w.synced = true
 		return Event{Kind: Synced}, true
 	}
-	gone := maps.Clone(w.told)
-	for _, o := range w.objects() {
-		old, known := gone[key{o.Namespace, o.ID}]
+	there, gone := w.objects(), maps.Clone(w.told)
+	for _, o := range there {
 		delete(gone, key{o.Namespace, o.ID})
-		switch {
+	}
+	for k, o := range gone { // they come first: others may have taken their place
+		delete(w.told, k)
+		return Event{Deleted, o}, true
+	}
+	for _, o := range there {
+		switch old, known := w.told[key{o.Namespace, o.ID}]; {
 		case !known:
 			return w.tell(Created, o), true
 		case !reflect.DeepEqual(old, o):
 			return w.tell(Updated, o), true
 		}
-	}
-	for k, o := range gone {
-		delete(w.told, k)
-		return Event{Deleted, o}, true
 	}
 	return Event{}, false
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 )
 
 // WriteFile replaces path by data so that a reader sees either the complete old
@@ -69,4 +70,16 @@ func IgnoreMissing(err error) error {
 		return nil
 	}
 	return err
+}
+
+// Kept is the value that an earlier boot has kept in a file, if any.
+func Kept[T any](file string, parse func(string) (T, error)) (was T, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return was, IgnoreMissing(err)
+	}
+	if was, err = parse(strings.TrimSpace(string(data))); err != nil {
+		err = fmt.Errorf("%s: %w", file, err)
+	}
+	return was, err
 }

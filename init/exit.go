@@ -17,15 +17,13 @@ import (
 )
 
 // intent is what happens to the machine after the exit.
-type intent int
+type intent = boot.Power
 
 const (
-	powerOff intent = iota
-	reboot
-	halt
+	powerOff = boot.PowerOff
+	reboot   = boot.Reboot
+	halt     = intent("halt")
 )
-
-func (i intent) String() string { return [...]string{"power off", "reboot", "halt"}[i] }
 
 // request asks for the end of the machine.
 type request struct {
@@ -49,13 +47,7 @@ func (p *pid1) ask(r request) {
 
 // power is a request of the node itself: by its API, or because of a change of
 // its configuration.
-func (p *pid1) power(what boot.Power, why string) {
-	r := request{intent: powerOff, why: why}
-	if what == boot.Reboot {
-		r.intent = reboot
-	}
-	p.ask(r)
-}
+func (p *pid1) power(what boot.Power, why string) { p.ask(request{intent: what, why: why}) }
 
 // The parts of shutdownBudget, which is a promise: a machine that is asked to
 // power off does so within 30 s, whatever a service does. The rest is left for
@@ -132,7 +124,7 @@ const (
 func (p *pid1) exit(r request, stop context.CancelFunc, ended <-chan error) {
 	start := time.Now()
 	p.leaving.Store(true)
-	p.log.Warn(r.intent.String(), "because", r.why)
+	p.log.Warn(string(r.intent), "because", r.why)
 	p.wait(r)
 	for _, ph := range p.phases(r, stop, ended) {
 		p.do(ph)
@@ -157,14 +149,18 @@ func (p *pid1) wait(r request) {
 		return
 	}
 	p.logs.Printf("%s in %s; ctrl-alt-del or the power button: at once", r.intent, r.delay)
-	over := time.After(r.delay)
-	for {
+	answering(p.heartbeat, p.requests, r.delay)
+}
+
+// answering waits for a message, for some time at most, and answers the watchdog meanwhile.
+func answering[T any](heartbeat <-chan chan struct{}, c <-chan T, most time.Duration) (message T, came bool) {
+	for late := time.After(most); ; {
 		select {
-		case <-p.requests:
-			return
-		case <-over:
-			return
-		case answer := <-p.heartbeat:
+		case message = <-c:
+			return message, true
+		case <-late:
+			return message, false
+		case answer := <-heartbeat:
 			close(answer)
 		}
 	}
@@ -180,23 +176,15 @@ func (p *pid1) do(ph phase) {
 	}()
 	// A phase that respects its context returns soon after; one that hangs doesn't.
 	const grace = 100 * time.Millisecond
-	late := time.After(ph.budget + grace)
-	for {
-		select {
-		case err := <-done:
-			if err != nil {
-				p.logs.Printf("%v", err)
-				p.leaveUndone(ph)
-			}
-			return
-		case <-late:
-			p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
-			p.leaveUndone(ph)
-			return
-		case answer := <-p.heartbeat:
-			close(answer)
-		}
+	switch err, ended := answering(p.heartbeat, done, ph.budget+grace); {
+	case ended && err == nil:
+		return
+	case ended:
+		p.logs.Printf("%v", err)
+	default:
+		p.logs.Printf("%s: not done after %s; going on without", ph.what, ph.budget)
 	}
+	p.leaveUndone(ph)
 }
 
 // leaveUndone logs the consequence of a phase that isn't done, if users rely on

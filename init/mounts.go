@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 const (
@@ -65,7 +66,7 @@ var mounts = append(slices.Clone(earlyMounts), []mountPoint{
 }...)
 
 // mountAll mounts the rows of a table in order. skipped is called for those
-// that a node can do without; it may be nil.
+// that a node can do without.
 func mountAll(table []mountPoint, skipped func(mountPoint, error)) error {
 	there, err := mountedAt()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -75,14 +76,10 @@ func mountAll(table []mountPoint, skipped func(mountPoint, error)) error {
 		if slices.Contains(there, m.target) {
 			continue
 		}
-		err := m.mount()
-		if err != nil && m.without != "" {
-			if skipped != nil {
-				skipped(m, err)
-			}
-			continue
-		}
-		if err != nil {
+		switch err := m.mount(); {
+		case err != nil && m.without != "":
+			skipped(m, err)
+		case err != nil:
 			return err
 		}
 	}
@@ -143,9 +140,5 @@ func linkDevices() error {
 // mountedAt lists all mount points, in the order of mounting.
 func mountedAt() ([]string, error) {
 	mounts, err := mountinfo.GetMounts(nil)
-	var targets []string
-	for _, m := range mounts {
-		targets = append(targets, m.Mountpoint)
-	}
-	return targets, err
+	return lists.Of(mounts, func(m *mountinfo.Info) string { return m.Mountpoint }), err
 }

@@ -90,7 +90,7 @@ func (p *pid1) press(r request) {
 		begun := make(chan error, 1) // an operation that hangs must not keep the machine from its end
 		go func() {
 			begun <- dag.Guard(p.log, func() error {
-				return (*n).End(ctx, map[intent]boot.Power{powerOff: boot.PowerOff, reboot: boot.Reboot}[r.intent], r.why)
+				return (*n).End(ctx, r.intent, r.why)
 			})
 		}()
 		select {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"log/slog"
 	"os"
 
 	"github.com/u-root/u-root/pkg/mount"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/system/udev"
 )
@@ -71,13 +73,8 @@ type step struct {
 }
 
 // run turns a panic in a step into its error.
-func (s step) run() (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%s: panic: %v", s.what, r)
-		}
-	}()
-	if err := s.do(); err != nil {
+func (s step) run() error {
+	if err := dag.Guard(slog.New(slog.DiscardHandler), s.do); err != nil {
 		return fmt.Errorf("%s: %w", s.what, err)
 	}
 	return nil

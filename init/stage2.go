@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot/esp"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/services"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/process"
 )
@@ -86,7 +87,11 @@ func stage2(mode boot.Mode) {
 	}
 	p.useLogs(logs.New(logs.Plain(os.Stdout)))
 	if mode == boot.Machine {
-		for _, s := range p.earlySteps() {
+		for _, s := range []step{ // before logs and requests are possible
+			{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
+			{"open the kernel's log", p.openConsole},
+			{"read the kernel command line", p.readCmdline},
+		} {
 			if err := s.run(); err != nil {
 				giveUp(p.logs, err)
 			}
@@ -96,15 +101,6 @@ func stage2(mode boot.Mode) {
 	p.prepare = p.bootSteps()
 	p.phases = p.orderlyPhases
 	p.run()
-}
-
-// earlySteps of a machine come before logs and requests are possible.
-func (p *pid1) earlySteps() []step {
-	return []step{
-		{"mount the kernel's filesystems", func() error { return mountAll(earlyMounts, nil) }},
-		{"open the kernel's log", p.openConsole},
-		{"read the kernel command line", p.readCmdline},
-	}
 }
 
 func (p *pid1) useLogs(l *logs.Logs) {
@@ -119,7 +115,7 @@ func (p *pid1) run() {
 	p.catchSignals()
 
 	ended := make(chan error, 1)
-	go func() { ended <- p.bootAndRun(ctx) }()
+	go func() { ended <- dag.Guard(p.log, func() error { return p.bootAndRun(ctx) }) }()
 
 	var r request
 	for r.why == "" {
@@ -137,13 +133,7 @@ func (p *pid1) run() {
 
 // bootAndRun prepares the machine and runs the node; it returns only if one of
 // the two has failed, or ctx has ended.
-func (p *pid1) bootAndRun(ctx context.Context) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			p.panicked("boot", r)
-			err = fmt.Errorf("panic: %v", r)
-		}
-	}()
+func (p *pid1) bootAndRun(ctx context.Context) error {
 	for _, s := range p.prepare {
 		if err := s.run(); err != nil {
 			return err
@@ -193,7 +183,8 @@ func (p *pid1) bootSteps() []step {
 	}
 	return append(steps,
 		step{"find the slot", p.findSlot},
-		step{"take ctrl-alt-del", takeCtrlAltDel},
+		// The kernel sends SIGINT to PID 1 then, instead of rebooting at once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
+		step{"take ctrl-alt-del", func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }},
 		step{"set the first hostname", func() error { return unix.Sethostname([]byte(boot.FirstHostname)) }},
 		step{"watch the power button and the watchdog", p.watchDevices},
 	)
@@ -251,17 +242,14 @@ func setEnvironment() error {
 	)
 }
 
-// takeCtrlAltDel makes the kernel send SIGINT to PID 1 instead of rebooting at
-// once (reboot(2), LINUX_REBOOT_CMD_CAD_OFF).
-func takeCtrlAltDel() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) }
-
 // forever runs one of PID 1's own loops in a goroutine. After a panic it logs
-// it and runs the loop again. It ends when loop returns.
+// it (one line on the console, the stack in the log) and runs the loop again. It ends when loop returns.
 func (p *pid1) forever(name string, loop func()) {
 	once := func() (done bool) {
 		defer func() {
 			if r := recover(); r != nil {
-				p.panicked(name, r)
+				p.log.Error("panic in PID 1", "where", name, "panic", fmt.Sprint(r))
+				fmt.Fprintf(p.logs.Writer("init"), "%s", debug.Stack())
 			}
 		}()
 		loop()
@@ -272,10 +260,4 @@ func (p *pid1) forever(name string, loop func()) {
 			time.Sleep(afterPanic)
 		}
 	}()
-}
-
-// panicked logs a panic: one line on the console, the stack in the log.
-func (p *pid1) panicked(where string, value any) {
-	p.log.Error("panic in PID 1", "where", where, "panic", fmt.Sprint(value))
-	fmt.Fprintf(p.logs.Writer("init"), "%s", debug.Stack())
 }

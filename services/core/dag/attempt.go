@@ -41,9 +41,8 @@ func (r *runner) try(s *session) outcome {
 	a := &attempt{r: r, ctx: ctx, result: make(chan error, 1)}
 	r.g.mu.Lock()
 	r.attempt = a
-	log := r.record(messagePrepare, change{state: Preparing})
-	r.g.mu.Unlock()
-	log()
+	r.record(messagePrepare, change{state: Preparing})
+	r.g.unlock()
 	returned := make(chan struct{})
 	go func() {
 		defer close(returned)
@@ -53,7 +52,7 @@ func (r *runner) try(s *session) outcome {
 	var end outcome
 	select {
 	case end.err = <-a.result:
-	case <-s.asked:
+	case <-s.asked.Done():
 		end.stopped = true
 	case <-r.mayStop:
 		end.stopped = true
@@ -126,31 +125,29 @@ func (a *attempt) run(h *Handle) error {
 // record records a step of this attempt, unless the attempt is over or stopping.
 func (a *attempt) record(message string, c change) bool {
 	a.r.g.mu.Lock()
-	if a.r.attempt != a || a.r.state == Stopping {
-		a.r.g.mu.Unlock()
+	defer a.r.g.unlock()
+	if a.r.attempt != a || a.r.State == Stopping {
 		return false
 	}
-	log := a.r.record(message, c)
-	a.r.g.mu.Unlock()
-	log()
+	a.r.record(message, c)
 	return true
 }
 
 func (a *attempt) started(message string) {
 	r := a.r
 	r.g.mu.Lock()
-	if r.attempt != a || r.state != Starting {
-		r.g.mu.Unlock()
-		a.record(message, change{})
-		return
+	defer r.g.unlock()
+	switch {
+	case r.attempt != a || r.State == Stopping:
+	case r.State != Starting:
+		r.record(message, change{})
+	default:
+		a.startedAt = time.Now()
+		r.record(message, change{state: Running})
+		if r.svc.Health != nil {
+			a.checks.Go(a.watchHealth)
+		}
 	}
-	a.startedAt = time.Now()
-	log := r.record(message, change{state: Running})
-	if r.svc.Health != nil {
-		a.checks.Go(a.watchHealth)
-	}
-	r.g.mu.Unlock()
-	log()
 }
 
 // guard is Guard for a function of the service.
@@ -164,20 +161,22 @@ func Guard(log *slog.Logger, f func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		returned := false
+		failed := errors.New("it ended its goroutine (runtime.Goexit)") // unless it returns or panics
 		defer func() {
-			if returned {
-				return
+			p := recover()
+			if p != nil {
+				failed = fmt.Errorf("panic: %v", p)
 			}
-			if p := recover(); p != nil {
-				err = fmt.Errorf("panic: %v", p)
-			} else {
-				err = errors.New("it ended its goroutine (runtime.Goexit)")
+			if wrong, is := p.(error); is {
+				failed = fmt.Errorf("panic: %w", wrong)
 			}
-			log.Error(err.Error(), "stack", string(debug.Stack()))
+			if failed != nil {
+				err = failed
+				log.Error(err.Error(), "stack", string(debug.Stack()))
+			}
 		}()
 		err = f()
-		returned = true
+		failed = nil
 	}()
 	<-done
 	return err

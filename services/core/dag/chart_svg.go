@@ -8,7 +8,6 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
 //go:embed chart.css
@@ -35,11 +34,7 @@ type sketch struct {
 
 // SVG writes the chart as a self-contained drawing.
 func (c Chart) SVG(w io.Writer) error {
-	label := len("SERVICE")
-	for _, row := range c.Rows {
-		label = max(label, utf8.RuneCountInString(row.ID))
-	}
-	s := &sketch{Chart: c, left: svgMargin + float64(label)*svgGlyph + svgMargin}
+	s := &sketch{Chart: c, left: svgMargin + float64(c.width())*svgGlyph + svgMargin}
 	s.head()
 	for i, row := range c.Rows {
 		s.row(i, row)

@@ -18,10 +18,7 @@ const barWidth = 60
 // Text writes the chart as a table with bars.
 func (c Chart) Text(w io.Writer) error {
 	out := bufio.NewWriter(w)
-	width := len("SERVICE")
-	for _, row := range c.Rows {
-		width = max(width, utf8.RuneCountInString(row.ID))
-	}
+	width := c.width()
 	fmt.Fprintf(out, "  %-*s %9s %9s %9s %9s %9s  %s\n", width, "SERVICE", "UP AT", "WAITING", "PREPARING", "STARTING", "RUNNING",
 		fmt.Sprintf("%-*s%s", barWidth-len(seconds(c.To)), seconds(c.From), seconds(c.To)))
 	for _, row := range c.Rows {
@@ -44,6 +41,15 @@ func (c Chart) Text(w io.Writer) error {
 		fmt.Fprintf(out, "* critical path: %s\n", strings.Join(c.Critical, " > "))
 	}
 	return out.Flush()
+}
+
+// width is that of the longest ID, or of the heading of that column, in characters.
+func (c Chart) width() int {
+	width := len("SERVICE")
+	for _, row := range c.Rows {
+		width = max(width, utf8.RuneCountInString(row.ID))
+	}
+	return width
 }
 
 func (c Chart) bar(row Row) string {

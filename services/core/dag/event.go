@@ -51,8 +51,7 @@ type Event struct {
 // history stores the graph's events. The graph's mu guards it.
 type history struct {
 	head []Event
-	ring []Event // at most ringSize; next is the oldest once it is full
-	next int
+	ring []Event // at most ringSize
 	seq  uint64
 	subs map[chan Event]struct{}
 }
@@ -63,12 +62,8 @@ func (h *history) add(e Event) {
 	if len(h.head) < headSize {
 		h.head = append(h.head, e)
 	}
-	if len(h.ring) < ringSize {
-		h.ring = append(h.ring, e)
-	} else {
-		h.ring[h.next] = e
-		h.next = (h.next + 1) % ringSize
-	}
+	h.ring = append(h.ring, e)
+	h.ring = h.ring[max(0, len(h.ring)-ringSize):]
 	for sub := range h.subs {
 		select {
 		case sub <- e:
@@ -89,8 +84,7 @@ func (h *history) add(e Event) {
 func (g *Graph) Events() []Event {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	h := &g.history
-	return slices.Concat(h.ring[h.next:], h.ring[:h.next])
+	return slices.Clone(g.history.ring)
 }
 
 // BootEvents returns the first events, oldest first, however many came later:
@@ -98,7 +92,7 @@ func (g *Graph) Events() []Event {
 func (g *Graph) BootEvents() []Event {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return append([]Event(nil), g.history.head...)
+	return slices.Clone(g.history.head)
 }
 
 // Subscribe returns the events from now on, until ctx ends; then the channel is

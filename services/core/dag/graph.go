@@ -61,6 +61,17 @@ type Graph struct {
 	mu      sync.Mutex
 	ran     bool
 	history history
+	unsaid  []func() // logs the last steps, see unlock
+}
+
+// unlock releases mu, and logs the steps that were recorded meanwhile: nobody waits for a log.
+func (g *Graph) unlock() {
+	unsaid := g.unsaid
+	g.unsaid = nil
+	g.mu.Unlock()
+	for _, log := range unsaid {
+		log()
+	}
 }
 
 // New makes a graph. Duplicate and unknown IDs, and dependency cycles, are
@@ -169,17 +180,16 @@ func (g *Graph) Lacks(ctx context.Context, id string) error {
 	if err != nil || r.svc.Lacks == nil {
 		return err
 	}
-	text, log := "", func() {}
+	text := ""
 	if err = r.guard(func() error { return r.svc.Lacks(ctx) }); err != nil {
 		text = config.Shorten(err.Error(), messageSize)
 	}
 	g.mu.Lock()
+	defer g.unlock()
 	if text != "" && text != r.lacks && r.attempt != nil {
-		log = r.record(text, change{reason: reason.Of(err)})
+		r.record(text, change{reason: reason.Of(err)})
 	}
-	r.lacks, r.lacking = text, reason.Of(err)
-	g.mu.Unlock()
-	log()
+	r.lacks, r.Lacks = text, reason.Of(err)
 	return err
 }
 

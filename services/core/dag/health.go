@@ -79,27 +79,25 @@ func (a *attempt) check(h Health) chan error {
 func (a *attempt) evaluate(err error, period time.Duration) {
 	r := a.r
 	r.g.mu.Lock()
-	if r.attempt != a || r.state != Running {
-		r.g.mu.Unlock()
+	defer r.g.unlock()
+	if r.attempt != a || r.State != Running {
 		return
 	}
-	log := func() {}
 	if err == nil {
-		if a.failures > 0 || r.health != HealthOK {
-			log = r.record(messageHealthy, change{health: HealthOK})
+		if a.failures > 0 || r.Health != HealthOK {
+			r.record(messageHealthy, change{health: HealthOK})
 		}
 		a.failures = 0
-	} else {
-		now := time.Now()
-		if a.failures++; a.failures == 1 {
-			a.failedAt = now
-			log = r.record(messageUnhealthy+err.Error(), change{reason: reason.Of(err)})
-		} else if r.health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period {
-			log = r.record(messageUnhealthy+err.Error(), change{health: HealthFail, reason: reason.Of(err), level: slog.LevelWarn})
-		} else {
-			r.message, r.reason = config.Shorten(messageUnhealthy+err.Error(), messageSize), reason.Of(err)
-		}
+		return
 	}
-	r.g.mu.Unlock()
-	log()
+	now, message := time.Now(), messageUnhealthy+err.Error()
+	switch a.failures++; {
+	case a.failures == 1:
+		a.failedAt = now
+		r.record(message, change{reason: reason.Of(err)})
+	case r.Health != HealthFail && a.failures >= HealthFailures && now.Sub(a.failedAt) >= (HealthFailures-1)*period:
+		r.record(message, change{health: HealthFail, reason: reason.Of(err), level: slog.LevelWarn})
+	default:
+		r.Message, r.Reason = config.Shorten(message, messageSize), reason.Of(err)
+	}
 }

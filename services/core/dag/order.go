@@ -25,7 +25,7 @@ func (g *Graph) connect(services []Service) error {
 		}
 	}
 	for _, r := range g.order {
-		for _, id := range r.dependsOn {
+		for _, id := range r.DependsOn {
 			need := g.runners[id]
 			if need == nil {
 				problems = append(problems, fmt.Errorf("service %q depends on %q, which doesn't exist", r.svc.ID, id))

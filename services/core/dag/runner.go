@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
@@ -37,7 +36,6 @@ type runner struct {
 	svc        Service
 	log        *slog.Logger
 	eventLog   *slog.Logger
-	dependsOn  []string // sorted, each once
 	needs      []*runner
 	dependants []*runner
 
@@ -51,38 +49,21 @@ type runner struct {
 	again     bool            // a start was requested while its session stops
 	attempt   *attempt        // the current run, nil between runs
 	former    <-chan struct{} // closed when a run that was given up has ended
-	state     State
-	health    HealthState
-	message   string
-	reason    reason.Code
-	waiting   string
-	lacks     string      // what a restart waits for, with its reason
-	lacking   reason.Code // "": there is none
-	since     time.Duration
-	restarts  int
-	succeeded bool          // ended by itself, without error
-	upChanged chan struct{} // closed and replaced when up() changes
+	Status                    // without Up
+	lacks     string          // what a restart waits for
+	succeeded bool            // ended by itself, without error
+	upChanged chan struct{}   // closed and replaced when up() changes
 }
 
 // session is the time from a start, by Run or an operator, until the service is
 // at rest: it includes all restarts.
 type session struct {
-	idle     context.Context // ends at shutdown or at a stop request
-	cancel   context.CancelFunc
-	asked    chan struct{} // closed when an operator has asked to stop
-	stopOnce sync.Once
-	kick     chan struct{} // ends a pause early
-	closed   chan struct{} // closed at the session's end
+	idle   context.Context // ends at shutdown or at a stop request
+	asked  context.Context // ends when an operator has asked to stop
+	stop   context.CancelFunc
+	kick   chan struct{} // ends a pause early
+	closed chan struct{} // closed at the session's end
 }
-
-func (s *session) stop() {
-	s.stopOnce.Do(func() {
-		close(s.asked)
-		s.cancel()
-	})
-}
-
-func (s *session) hurry() { sleep.Wake(s.kick) }
 
 func newRunner(g *Graph, svc Service) *runner {
 	svc.StopBudget = cmp.Or(svc.StopBudget, DefaultStopBudget)
@@ -94,12 +75,10 @@ func newRunner(g *Graph, svc Service) *runner {
 		svc:       svc,
 		log:       g.opts.Log(svc.ID),
 		eventLog:  g.opts.EventLog(svc.ID),
-		dependsOn: slices.Compact(dependsOn),
 		sessions:  make(chan *session, 1),
 		mayStop:   make(chan struct{}),
 		ended:     make(chan struct{}),
-		state:     Initialized,
-		health:    HealthUnknown,
+		Status:    Status{ID: svc.ID, Kind: svc.Kind, DependsOn: slices.Compact(dependsOn), State: Initialized, Health: HealthUnknown},
 		upChanged: make(chan struct{}),
 	}
 }
@@ -109,9 +88,9 @@ func newRunner(g *Graph, svc Service) *runner {
 // because there is nothing to wait for, and so is a task (RestartNever,
 // RestartOnError) that has finished without error. The caller holds mu.
 func (r *runner) up() bool {
-	switch r.state {
+	switch r.State {
 	case Running:
-		return r.svc.Health == nil || r.health == HealthOK
+		return r.svc.Health == nil || r.Health == HealthOK
 	case Skipped:
 		return true
 	case Finished:
@@ -129,50 +108,48 @@ type change struct {
 	level   slog.Level
 }
 
-// record records a step: new state, event, wake-up of waiters. The caller holds mu, and
-// calls the returned function, which logs, after it has released mu.
-func (r *runner) record(message string, c change) (log func()) {
+// record records a step: new state, event, wake-up of waiters, line of the log. The caller holds mu, and calls unlock.
+func (r *runner) record(message string, c change) {
 	wasUp := r.up()
 	now := r.g.opts.SinceBoot()
-	if c.state != "" && c.state != r.state {
-		r.state, r.since, r.health = c.state, now, HealthUnknown
+	if c.state != "" && c.state != r.State {
+		r.State, r.Since, r.Health = c.state, now, HealthUnknown
 	}
-	if c.health != "" {
-		r.health = c.health
-	}
-	r.message, r.reason, r.waiting = config.Shorten(message, messageSize), c.reason, c.waiting
+	r.Health = cmp.Or(c.health, r.Health)
+	r.Message, r.Reason, r.Waiting = config.Shorten(message, messageSize), c.reason, c.waiting
 	up := r.up()
 	if up != wasUp {
 		close(r.upChanged)
 		r.upChanged = make(chan struct{})
 	}
-	e := Event{Service: r.svc.ID, State: r.state, Health: r.health, Up: up, Message: r.message, Reason: r.reason, SinceBoot: now, Time: r.g.opts.Now()}
-	if r.state == Waiting || r.state == Preparing {
-		e.After = r.dependsOn
+	e := Event{Service: r.svc.ID, State: r.State, Health: r.Health, Up: up, Message: r.Message, Reason: r.Reason, SinceBoot: now, Time: r.g.opts.Now()}
+	if r.State == Waiting || r.State == Preparing {
+		e.After = r.DependsOn
 	}
 	r.g.history.add(e)
-	return func() { r.eventLog.Log(context.Background(), c.level, e.Message, "state", string(e.State)) }
+	r.g.unsaid = append(r.g.unsaid, func() { r.eventLog.Log(context.Background(), c.level, e.Message, "state", string(e.State)) })
 }
 
 // report is record and the log, for callers that don't hold mu.
 func (r *runner) report(message string, c change) {
 	r.g.mu.Lock()
-	log := r.record(message, c)
-	r.g.mu.Unlock()
-	log()
+	defer r.g.unlock()
+	r.record(message, c)
 }
 
 func (r *runner) status() Status {
-	return Status{
-		ID: r.svc.ID, Kind: r.svc.Kind, DependsOn: r.dependsOn, State: r.state, Health: r.health, Message: r.message, Reason: r.reason, Waiting: cmp.Or(r.waiting, r.lacks),
-		Lacks: r.lacking, Since: r.since, Restarts: r.restarts, Up: r.up(),
-	}
+	now := r.Status
+	now.Waiting, now.Up = cmp.Or(r.Waiting, r.lacks), r.up()
+	return now
 }
 
 // open begins a session. The caller holds mu and has seen that there is none.
 func (r *runner) open(lifetime context.Context) {
-	s := &session{asked: make(chan struct{}), kick: make(chan struct{}, 1), closed: make(chan struct{})}
-	s.idle, s.cancel = context.WithCancel(lifetime)
+	s := &session{kick: make(chan struct{}, 1), closed: make(chan struct{})}
+	s.asked, s.stop = context.WithCancel(context.WithoutCancel(lifetime))
+	idle, cancel := context.WithCancel(lifetime)
+	context.AfterFunc(s.asked, cancel)
+	s.idle = idle
 	r.lifetime, r.session, r.again, r.succeeded = lifetime, s, false, false
 	r.sessions <- s
 }
@@ -182,10 +159,10 @@ func (r *runner) start() {
 	switch {
 	case r.session == nil:
 		r.open(r.lifetime)
-	case sleep.Closed(r.session.asked):
+	case r.session.asked.Err() != nil:
 		r.again = true
 	default:
-		r.session.hurry()
+		sleep.Wake(r.session.kick)
 	}
 }
 
@@ -212,7 +189,7 @@ func (r *runner) supervise(ctx context.Context) {
 				r.open(r.lifetime)
 			}
 			r.g.mu.Unlock()
-			s.cancel()
+			s.stop()
 			close(s.closed)
 		case <-ctx.Done():
 			// No session is opened any more, but one may have been opened just before.
@@ -246,10 +223,9 @@ func (r *runner) serve(s *session) {
 			return
 		case end.err == nil && r.svc.Restart != RestartAlways:
 			r.g.mu.Lock()
+			defer r.g.unlock()
 			r.succeeded = true
-			log := r.record(messageFinished, change{state: Finished})
-			r.g.mu.Unlock()
-			log()
+			r.record(messageFinished, change{state: Finished})
 			return
 		case r.svc.Restart == RestartNever:
 			r.report("Failed: "+end.err.Error(), change{state: Failed, reason: reason.Of(end.err), level: slog.LevelError})
@@ -299,7 +275,7 @@ func (r *runner) pause(s *session, last *time.Duration, end outcome) bool {
 		return false
 	}
 	r.g.mu.Lock()
-	r.restarts++
+	r.Restarts++
 	r.g.mu.Unlock()
 	return true
 }

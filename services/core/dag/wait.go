@@ -61,14 +61,8 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 			}
 		})
 	}
-	closed := make([]bool, len(open))
-	for left := len(open); left > 0; left-- {
-		var rest []Condition
-		for i, c := range open {
-			if !closed[i] {
-				rest = append(rest, c)
-			}
-		}
+	for range len(open) {
+		rest := slices.DeleteFunc(slices.Clone(open), func(c Condition) bool { return c == nil })
 		text, code := describe(rest), reason.Code("")
 		if !slices.ContainsFunc(rest, func(c Condition) bool { _, service := c.(upCondition); return !service }) {
 			code = Behind
@@ -76,7 +70,7 @@ func (r *runner) awaitOnce(ctx context.Context, open []Condition) bool {
 		r.report(messageWaiting+text, change{state: Waiting, reason: code, waiting: text})
 		select {
 		case i := <-held:
-			closed[i] = true
+			open[i] = nil
 		case <-ctx.Done():
 			return false
 		}

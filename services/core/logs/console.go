@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ type leveled interface{ WriteLevel(slog.Level, []byte) }
 // console writes lines, one Write each, and no more than a reader can follow.
 type console struct {
 	w        io.Writer
-	remember func(level slog.Level, text string) // nil: the kernel does
+	remember func(level slog.Level, text string) // unless the kernel does
 
 	mu      sync.Mutex // guards all below and the order of writes
 	limit   *rate.Limiter
@@ -53,20 +54,13 @@ func (c *console) write(level slog.Level, text string) {
 	if c.dropped > 0 {
 		missing := fmt.Sprintf("%d lines not shown here: too many at once, or too slow a reader (the services' logs have them)", c.dropped)
 		if c.show(slog.LevelWarn, missing) == nil {
-			c.keep(slog.LevelWarn, missing)
+			c.remember(slog.LevelWarn, missing)
 			c.dropped = 0
 		}
 	}
-	c.keep(level, text)
+	c.remember(level, text)
 	if c.dropped > 0 || c.show(level, text) != nil {
 		c.dropped++
-	}
-}
-
-// keep holds on to a line where nobody else does.
-func (c *console) keep(level slog.Level, text string) {
-	if c.remember != nil {
-		c.remember(level, text)
 	}
 }
 
@@ -133,19 +127,25 @@ func (k *Kmsg) WriteLevel(level slog.Level, line []byte) {
 	k.w.Write(append(record, '\n'))
 }
 
-// priority of syslog(3) for a level.
-func priority(level slog.Level) int {
-	switch {
-	case level >= slog.LevelError:
-		return 3
-	case level >= slog.LevelWarn:
-		return 4
-	case level >= LevelNotice:
-		return 5
-	case level >= slog.LevelInfo:
-		return 6
+// levelText is what lines and records have of a level, and of those above it up to the one before in levels.
+type levelText struct {
+	from     slog.Level
+	priority int    // of syslog(3)
+	prefix   string // of the text
+}
+
+var levels = []levelText{
+	{slog.LevelError, 3, "error: "}, {slog.LevelWarn, 4, "warning: "}, {LevelNotice, 5, ""}, {slog.LevelInfo, 6, ""}, {math.MinInt, 7, ""},
+}
+
+func priority(level slog.Level) int       { return levels[rank(level)].priority }
+func levelPrefix(level slog.Level) string { return levels[rank(level)].prefix }
+
+func rank(level slog.Level) (i int) {
+	for level < levels[i].from {
+		i++
 	}
-	return 7
+	return i
 }
 
 // plainQueue is how many lines may wait for the reader of a plain console, of
@@ -158,42 +158,32 @@ const plainQueue = 1024
 // something waits for that: one goroutine writes, as long as the program lives,
 // and what doesn't fit into its queue is counted. See Logs.Flush.
 func Plain(w io.Writer) io.Writer {
-	return &plain{w: w, start: time.Now(), queue: make(chan plainItem, plainQueue)}
+	return &plain{w: w, start: time.Now(), queue: make(chan func(), plainQueue)}
 }
 
 type plain struct {
 	w     io.Writer
 	start time.Time
-	begin sync.Once // of the goroutine
-	queue chan plainItem
-}
-
-// plainItem is a line, or the question whether all before it are written.
-type plainItem struct {
-	line  []byte
-	shown chan struct{}
+	begin sync.Once   // of the goroutine
+	queue chan func() // write a line, or say that all before are written
 }
 
 var errPlainFull = errors.New("the reader of the console is too slow")
 
 func (p *plain) Write(line []byte) (int, error) {
 	p.begin.Do(func() { go p.run() })
+	text := fmt.Appendf(nil, "[%12.6f] %s", time.Since(p.start).Seconds(), line)
 	select {
-	case p.queue <- plainItem{line: fmt.Appendf(nil, "[%12.6f] %s", time.Since(p.start).Seconds(), line)}:
+	case p.queue <- func() { _, _ = p.w.Write(text) }: // there is nobody to report an error to
 		return len(line), nil
 	default:
 		return 0, errPlainFull
 	}
 }
 
-// run has nobody to report an error to.
 func (p *plain) run() {
-	for item := range p.queue {
-		if item.shown != nil {
-			close(item.shown)
-			continue
-		}
-		_, _ = p.w.Write(item.line)
+	for do := range p.queue {
+		do()
 	}
 }
 
@@ -202,7 +192,7 @@ func (p *plain) flush(limit time.Duration) {
 	over := time.After(limit)
 	shown := make(chan struct{})
 	select {
-	case p.queue <- plainItem{shown: shown}:
+	case p.queue <- func() { close(shown) }:
 	case <-over:
 		return
 	}

@@ -33,12 +33,10 @@ func Crash(dir string) (lines []string, why string, forget func() error) {
 			continue
 		}
 		d := dump{path: path, text: data}
-		if head, text, ok := bytes.Cut(data, []byte("\n")); ok {
-			if _, numbers, ok := strings.Cut(string(head), "#"); ok {
-				if n, _ := fmt.Sscanf(numbers, "%d Part%d", &d.number, &d.part); n == 2 {
-					d.text = text
-				}
-			}
+		head, text, _ := bytes.Cut(data, []byte("\n"))
+		_, numbers, _ := strings.Cut(string(head), "#")
+		if n, _ := fmt.Sscanf(numbers, "%d Part%d", &d.number, &d.part); n == 2 {
+			d.text = text
 		}
 		dumps = append(dumps, d)
 	}

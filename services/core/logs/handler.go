@@ -77,16 +77,6 @@ func (h *handler) Handle(_ context.Context, rec slog.Record) error {
 	return nil
 }
 
-func levelPrefix(level slog.Level) string {
-	switch {
-	case level >= slog.LevelError:
-		return "error: "
-	case level >= slog.LevelWarn:
-		return "warning: "
-	}
-	return ""
-}
-
 func appendAttr(b *strings.Builder, group string, a slog.Attr) {
 	v := a.Value.Resolve()
 	if v.Kind() == slog.KindGroup {
@@ -101,11 +91,7 @@ func appendAttr(b *strings.Builder, group string, a slog.Attr) {
 	if a.Equal(slog.Attr{}) {
 		return
 	}
-	b.WriteByte(' ')
-	b.WriteString(group)
-	b.WriteString(a.Key)
-	b.WriteByte('=')
-	b.WriteString(quoteIfNeeded(valueText(v)))
+	fmt.Fprintf(b, " %s%s=%s", group, a.Key, quoteIfNeeded(valueText(v)))
 }
 
 func valueText(v slog.Value) string {

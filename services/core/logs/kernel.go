@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -124,13 +125,9 @@ func (l *Logs) FollowKernel(ctx context.Context, path string, since func() time.
 }
 
 func (l *Logs) addKernel(at time.Time, level int, text string) {
-	shown := slog.LevelInfo
-	for _, other := range []slog.Level{slog.LevelWarn, slog.LevelError} {
-		if level <= priority(other) {
-			shown = other
-		}
-	}
-	l.put(at.UTC().Format(timeLayout)+"  "+levelPrefix(shown)+text, Record{Time: at, Facility: FacilityKernel, Service: KernelID, Level: level, Message: text})
+	// each has one, of 0 to 7
+	shown := levels[slices.IndexFunc(levels, func(l levelText) bool { return level <= l.priority })]
+	l.put(at.UTC().Format(timeLayout)+"  "+shown.prefix+text, Record{Time: at, Facility: FacilityKernel, Service: KernelID, Level: level, Message: text})
 }
 
 // parseKernel reads a record: "priority,sequence,microseconds,flags;text", and

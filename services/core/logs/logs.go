@@ -69,6 +69,7 @@ func New(consoleWriter io.Writer) *Logs {
 	l := &Logs{
 		console: &console{
 			w: cmp.Or(consoleWriter, io.Discard), limit: rate.NewLimiter(consolePerSecond, consoleBurst), now: time.Now,
+			remember: func(slog.Level, string) {},
 		},
 		now:  time.Now,
 		byID: map[string]*ring{},

@@ -19,9 +19,9 @@ func Parse(line string) (level int, at time.Time, text string) {
 			at, line = t, line[len(timeLayout)+len(gap):]
 		}
 	}
-	for _, l := range []slog.Level{slog.LevelError, slog.LevelWarn} {
-		if text, found := strings.CutPrefix(line, levelPrefix(l)); found {
-			return priority(l), at, text
+	for _, l := range levels {
+		if text, found := strings.CutPrefix(line, l.prefix); found && l.prefix != "" {
+			return l.priority, at, text
 		}
 	}
 	return priority(slog.LevelInfo), at, line

@@ -22,20 +22,15 @@ const (
 // Tail keeps the last bytes that were written to it.
 type Tail struct {
 	mu  sync.Mutex
-	buf []byte // at most 2*tailBytes, so that writes needn't shift each time
+	buf []byte // at most tailBytes
 }
 
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := len(p)
-	if len(p) > tailBytes {
-		p = p[len(p)-tailBytes:]
-	}
-	t.buf = append(t.buf, p...)
-	if len(t.buf) > 2*tailBytes {
-		t.buf = append(t.buf[:0], t.buf[len(t.buf)-tailBytes:]...)
-	}
+	p = p[max(0, n-tailBytes):]
+	t.buf = append(t.buf[max(0, len(t.buf)+len(p)-tailBytes):], p...)
 	return n, nil
 }
 
@@ -45,11 +40,8 @@ func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buf
-	if len(b) > tailBytes {
-		b = b[len(b)-tailBytes:]
-		for len(b) > 0 && !utf8.RuneStart(b[0]) {
-			b = b[1:]
-		}
+	for len(b) > 0 && !utf8.RuneStart(b[0]) {
+		b = b[1:]
 	}
 	text := strings.TrimSpace(strings.ToValidUTF8(string(b), "\uFFFD"))
 	lines := strings.Split(text, "\n")

@@ -179,5 +179,3 @@ func typed[S any](o Object[any]) Object[S] {
 	spec, _ := o.Spec.(S) // a nil interface S is stored as nil
 	return Object[S]{Meta: o.Meta, Spec: spec}
 }
-
-func sameSpec(a, b any) bool { return reflect.DeepEqual(a, b) }

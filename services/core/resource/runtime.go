@@ -7,13 +7,13 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
@@ -221,15 +221,6 @@ func jitter(d time.Duration) time.Duration {
 // reconcile makes one call and turns a panic into an error, with the stack in
 // the log.
 func reconcile(ctx context.Context, c Controller, v *view) (again time.Duration, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			if wrong, ok := p.(error); ok {
-				err = fmt.Errorf("panic: %w", wrong)
-			} else {
-				err = fmt.Errorf("panic: %v", p)
-			}
-			v.log.Error(err.Error(), "stack", string(debug.Stack()))
-		}
-	}()
-	return c.Reconcile(ctx, v)
+	err = dag.Guard(v.log, func() (err error) { again, err = c.Reconcile(ctx, v); return err })
+	return again, err
 }

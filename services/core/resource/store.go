@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -17,10 +18,15 @@ import (
 type Store struct {
 	// mu guards all following fields. Nothing blocks while it is held: watchers
 	// and controllers are only marked as having work.
-	mu       sync.RWMutex
-	objects  map[string]map[key]Object[any] // by type
-	watchers map[string]map[*watcher]struct{}
-	wakers   map[string]map[*waker]struct{}
+	mu      sync.RWMutex
+	objects map[string]map[key]Object[any] // by type
+	wakers  map[*waker]bool
+}
+
+// waker tells somebody who reads the store that an input has changed.
+type waker struct {
+	inputs []Input
+	mark   chan<- struct{}
 }
 
 type key struct{ namespace, id string }
@@ -28,9 +34,8 @@ type key struct{ namespace, id string }
 // NewStore returns an empty store.
 func NewStore() *Store {
 	return &Store{
-		objects:  make(map[string]map[key]Object[any]),
-		watchers: make(map[string]map[*watcher]struct{}),
-		wakers:   make(map[string]map[*waker]struct{}),
+		objects: make(map[string]map[key]Object[any]),
+		wakers:  make(map[*waker]bool),
 	}
 }
 
@@ -78,130 +83,99 @@ func (s *Store) list(typ, namespace string) ([]Object[any], error) {
 	return found, nil
 }
 
+// change calls do with an object, and whether it exists, while mu is held. refused is why the writer mustn't.
+func (w *writer) change(at target, refused error, do func(o Object[any], exists bool) error) error {
+	if refused != nil {
+		return refused
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o, exists := w.objects[at.typ][key{at.namespace, at.id}]
+	return do(o, exists)
+}
+
 func (w *writer) put(at target, spec any) error {
-	if err := w.writes(at.typ); err != nil {
-		return err
-	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fail := func(err error) error { return fmt.Errorf("put %s %s/%s: %w", at.typ, at.namespace, at.id, err) }
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	switch {
-	case at.id == "":
-		return fail(fmt.Errorf("no ID"))
-	case exists && o.Owner != w.owner:
-		return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
-	case exists && sameSpec(o.Spec, spec):
+	return w.change(at, w.writes(at.typ), func(o Object[any], exists bool) error {
+		fail := func(err error) error { return fmt.Errorf("put %s %s/%s: %w", at.typ, at.namespace, at.id, err) }
+		switch {
+		case at.id == "":
+			return fail(fmt.Errorf("no ID"))
+		case exists && o.Owner != w.owner:
+			return fail(fmt.Errorf("%q: %w, %q", w.owner, ErrOwned, o.Owner))
+		case exists && reflect.DeepEqual(o.Spec, spec):
+			return nil
+		}
+		if !exists {
+			o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
+		}
+		o.Version++
+		o.Spec = spec
+		if len(Problems(spec)) == 0 {
+			o.Troubled = time.Time{}
+		} else if o.Troubled.IsZero() {
+			o.Troubled = time.Now()
+		}
+		w.store(at, o)
 		return nil
-	}
-	kind := Updated
-	if !exists {
-		kind = Created
-		o.Meta = Meta{Namespace: at.namespace, Type: at.typ, ID: at.id, Owner: w.owner, Created: time.Now()}
-	}
-	o.Version++
-	o.Spec = spec
-	if len(Problems(spec)) == 0 {
-		o.Troubled = time.Time{}
-	} else if o.Troubled.IsZero() {
-		o.Troubled = time.Now()
-	}
-	s.store(k, o, kind)
-	return nil
+	})
 }
 
 func (w *writer) remove(at target) error {
-	if err := w.writes(at.typ); err != nil {
-		return err
-	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	if !exists {
+	return w.change(at, w.writes(at.typ), func(o Object[any], exists bool) error {
+		switch {
+		case !exists:
+			return nil
+		case o.Owner != w.owner:
+			return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
+		}
+		delete(w.objects[at.typ], key{at.namespace, at.id})
+		w.changed(at)
 		return nil
-	}
-	if o.Owner != w.owner {
-		return fmt.Errorf("delete %s %s/%s: %q: %w, %q", at.typ, at.namespace, at.id, w.owner, ErrOwned, o.Owner)
-	}
-	s.store(k, o, Deleted)
-	return nil
+	})
 }
 
 func (w *writer) finalizer(at target, name string) error {
-	if err := w.reads(at.typ, at.id); err != nil {
-		return err
-	}
-	s := w.Store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := key{at.namespace, at.id}
-	o, exists := s.objects[at.typ][k]
-	i, has := slices.BinarySearch(o.Finalizers, name)
-	switch {
-	case !exists:
-		return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
-	case !has:
-		o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
-		s.store(k, o, Updated)
-	}
-	return nil
+	return w.change(at, w.reads(at.typ, at.id), func(o Object[any], exists bool) error {
+		i, has := slices.BinarySearch(o.Finalizers, name)
+		switch {
+		case !exists:
+			return fmt.Errorf("add finalizer %s to %s %s/%s: %w", name, at.typ, at.namespace, at.id, ErrNotFound)
+		case !has:
+			o.Finalizers = slices.Insert(slices.Clone(o.Finalizers), i, name)
+			w.store(at, o)
+		}
+		return nil
+	})
 }
 
-// store makes a change and marks those who want to know. The caller holds mu.
-func (s *Store) store(k key, o Object[any], kind EventKind) {
-	if kind == Deleted {
-		delete(s.objects[o.Type], k)
-	} else {
-		if s.objects[o.Type] == nil {
-			s.objects[o.Type] = make(map[key]Object[any])
-		}
-		s.objects[o.Type][k] = o
+// store stores a changed object. The caller holds mu.
+func (s *Store) store(at target, o Object[any]) {
+	if s.objects[at.typ] == nil {
+		s.objects[at.typ] = make(map[key]Object[any])
 	}
-	for w := range s.watchers[o.Type] {
-		w.add(k, Event{Kind: kind, Object: o})
-	}
-	for w := range s.wakers[o.Type] {
-		if w.id == "" || w.id == o.ID {
-			w.wake()
+	s.objects[at.typ][key{at.namespace, at.id}] = o
+	s.changed(at)
+}
+
+// changed marks those who want to know. The caller holds mu.
+func (s *Store) changed(at target) {
+	for w := range s.wakers {
+		if slices.ContainsFunc(w.inputs, func(in Input) bool { return !in.Quiet && in.Type == at.typ && (in.ID == "" || in.ID == at.id) }) {
+			sleep.Wake(w.mark)
 		}
 	}
 }
-
-// waker is how a controller is told that an input changed: a mark, since it
-// reads the store itself.
-type waker struct {
-	id   string // "" is any
-	mark chan<- struct{}
-}
-
-func (w *waker) wake() { sleep.Wake(w.mark) }
 
 // notify marks mark, which must have room for one, on each change of the inputs
 // until the returned function is called.
 func (s *Store) notify(inputs []Input, mark chan<- struct{}) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var added []func()
-	for _, in := range inputs {
-		if in.Quiet {
-			continue
-		}
-		w := &waker{id: in.ID, mark: mark}
-		if s.wakers[in.Type] == nil {
-			s.wakers[in.Type] = make(map[*waker]struct{})
-		}
-		s.wakers[in.Type][w] = struct{}{}
-		added = append(added, func() { delete(s.wakers[in.Type], w) })
-	}
+	w := &waker{inputs, mark}
+	s.wakers[w] = true
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, remove := range added {
-			remove()
-		}
+		delete(s.wakers, w)
 	}
 }

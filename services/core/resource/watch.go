@@ -1,13 +1,11 @@
 package resource
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
-	"strings"
-	"sync"
 
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
@@ -19,7 +17,7 @@ type EventKind int
 const (
 	Created EventKind = iota
 	Updated           // spec or finalizers
-	Deleted           // Object is what it was last
+	Deleted           // Object is what was told of it last
 	Present           // it was there when the watch began
 	Synced            // all objects that were there have been sent; no Object
 )
@@ -54,126 +52,81 @@ func (s *Store) Watch(ctx context.Context, types ...string) <-chan struct{} {
 // Events returns the objects of a type that are there as Present, in the order of List, then
 // Synced, and then every change, until ctx ends; then the channel is closed. namespace and id
 // narrow it; "" is all. Who doesn't keep up never holds up the store: changes of one object
-// merge, and it gets the last. So its queue is no longer than the objects that are, or that it
-// was told of.
+// merge, and it gets the last; what has gone meanwhile comes before what has changed.
 func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Event {
-	w := &watcher{namespace: namespace, id: id, starting: true}
-	w.pending, w.mark = make(map[key]Event), make(chan struct{}, 1)
-	s.mu.Lock()
-	present := slices.SortedFunc(maps.Keys(s.objects[typ]), func(a, b key) int {
-		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.id, b.id))
-	})
-	for _, k := range present {
-		w.add(k, Event{Kind: Created, Object: s.objects[typ][k]})
-	}
-	w.initial = len(w.order)
-	if s.watchers[typ] == nil {
-		s.watchers[typ] = make(map[*watcher]struct{})
-	}
-	s.watchers[typ][w] = struct{}{}
-	s.mu.Unlock()
-
+	mark := make(chan struct{}, 1)
+	stop := s.notify([]Input{{Type: typ, ID: id}}, mark)
+	w := &watcher{store: s, typ: typ, namespace: namespace, id: id, told: map[key]Object[any]{}}
+	w.present = w.objects()
 	out := make(chan Event)
 	go func() {
 		defer close(out)
-		defer func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.watchers[typ], w)
-		}()
-		w.deliver(ctx, out)
-	}()
-	return out
-}
-
-// watcher is the queue of one Watch.
-type watcher struct {
-	mark          chan struct{} // has one element while something may be pending
-	namespace, id string        // "": all
-
-	// mu guards all following fields.
-	mu      sync.Mutex
-	pending map[key]Event // not delivered yet, one per object
-	order   []key         // of pending, oldest first
-	// initial is how many of them were there at the start: they come first. starting is until
-	// Synced was delivered.
-	initial  int
-	starting bool
-}
-
-// add merges an event into what is pending for its object. What the watcher
-// will never have seen, it needn't see deleted.
-func (w *watcher) add(k key, e Event) {
-	if w.namespace != "" && w.namespace != k.namespace || w.id != "" && w.id != k.id {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	before, pending := w.pending[k]
-	switch {
-	case !pending:
-		w.order = append(w.order, k)
-	case before.Kind == Created && e.Kind == Deleted:
-		w.drop(k)
-		return
-	case before.Kind == Created:
-		e.Kind = Created
-	case before.Kind == Deleted:
-		e.Kind = Updated // created again
-	}
-	w.pending[k] = e
-	sleep.Wake(w.mark)
-}
-
-// drop forgets a pending event. The caller holds mu.
-func (w *watcher) drop(k key) {
-	delete(w.pending, k)
-	i := slices.Index(w.order, k)
-	w.order = slices.Delete(w.order, i, i+1)
-	if i < w.initial {
-		w.initial--
-		sleep.Wake(w.mark) // it may be what completes the beginning
-	}
-}
-
-func (w *watcher) next() (Event, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.starting && w.initial == 0 {
-		w.starting = false
-		return Event{Kind: Synced}, true
-	}
-	if len(w.order) == 0 {
-		return Event{}, false
-	}
-	k := w.order[0]
-	w.order = w.order[1:]
-	e := w.pending[k]
-	delete(w.pending, k)
-	if w.initial > 0 {
-		w.initial--
-		e.Kind = Present
-	}
-	return e, true
-}
-
-func (w *watcher) deliver(ctx context.Context, out chan<- Event) {
-	for {
-		e, ok := w.next()
-		if !ok {
-			select {
-			case <-w.mark:
+		defer stop()
+		for {
+			e, ok := w.next()
+			if !ok {
+				if sleep.Await(ctx, mark) != nil {
+					return
+				}
 				continue
+			}
+			select {
+			case out <- e:
 			case <-ctx.Done():
 				return
 			}
 		}
-		select {
-		case out <- e:
-		case <-ctx.Done():
-			return
+	}()
+	return out
+}
+
+// watcher compares the objects with what it has told of them. So it keeps no changes, however late it is asked.
+type watcher struct {
+	store              *Store
+	typ, namespace, id string        // "": all
+	present            []Object[any] // what was there at the start, and wasn't told of yet
+	synced             bool
+	told               map[key]Object[any]
+}
+
+func (w *watcher) objects() []Object[any] {
+	return slices.DeleteFunc(w.store.Objects(w.typ, w.namespace), func(o Object[any]) bool { return w.id != "" && o.ID != w.id })
+}
+
+// next is the next event; false: there is none now. What was never told of needn't be told deleted.
+func (w *watcher) next() (Event, bool) {
+	for len(w.present) > 0 {
+		o, err := w.store.get(w.typ, w.present[0].Namespace, w.present[0].ID)
+		if w.present = w.present[1:]; err == nil {
+			return w.tell(Present, o), true
 		}
 	}
+	if !w.synced {
+		w.synced = true
+		return Event{Kind: Synced}, true
+	}
+	there, gone := w.objects(), maps.Clone(w.told)
+	for _, o := range there {
+		delete(gone, key{o.Namespace, o.ID})
+	}
+	for k, o := range gone { // they come first: others may have taken their place
+		delete(w.told, k)
+		return Event{Deleted, o}, true
+	}
+	for _, o := range there {
+		switch old, known := w.told[key{o.Namespace, o.ID}]; {
+		case !known:
+			return w.tell(Created, o), true
+		case !reflect.DeepEqual(old, o):
+			return w.tell(Updated, o), true
+		}
+	}
+	return Event{}, false
+}
+
+func (w *watcher) tell(kind EventKind, o Object[any]) Event {
+	w.told[key{o.Namespace, o.ID}] = o
+	return Event{kind, o}
 }
 
 // Until is the condition that an object is there and says what one waits for. It

@@ -3,9 +3,6 @@ package clock
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -85,18 +82,7 @@ func Floor(r resource.Reader) time.Time {
 
 // saved is the zero time if nothing was saved.
 func saved(file string) (time.Time, error) {
-	data, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return time.Time{}, nil
-	}
-	if err != nil {
-		return time.Time{}, fmt.Errorf("saved time: %w", err)
-	}
-	t, err := time.Parse(time.RFC3339, strings.TrimSpace(string(data)))
-	if err != nil {
-		return time.Time{}, fmt.Errorf("saved time in %s: %w", file, err)
-	}
-	return t, nil
+	return boot.Kept(file, func(text string) (time.Time, error) { return time.Parse(time.RFC3339, text) })
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

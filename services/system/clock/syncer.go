@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/logs"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/system/configuration"
@@ -108,10 +110,7 @@ func (s *syncer) choose(t config.Time) (servers []string, offered bool) {
 	if err != nil || len(offer.Spec) == 0 || len(t.Servers) > 0 && !slices.Equal(t.Servers, []string{publicPool}) {
 		return t.Servers, false
 	}
-	for _, a := range offer.Spec {
-		servers = append(servers, a.String())
-	}
-	return servers, true
+	return lists.Of(offer.Spec, netip.Addr.String), true
 }
 
 func (s *syncer) loop(ctx context.Context) error {

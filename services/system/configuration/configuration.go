@@ -89,23 +89,33 @@ const (
 )
 
 func (o Options) run(ctx context.Context, h *dag.Handle) error {
-	if err := o.findConfig(ctx, h); err != nil {
-		return err
-	}
-	o.Applier.run(ctx)
-	return nil
+	return dag.While(ctx, func(ctx context.Context) error {
+		from, err := o.findConfig(ctx, h)
+		if err != nil {
+			return err
+		}
+		// One from the API is out a moment after its answer; who depends on machined reads it.
+		if err := Configs.When(o.Store, ConfigID, "the configuration to be published", nil).Wait(ctx); err != nil {
+			return err
+		}
+		h.Started("configuration from " + from)
+		<-ctx.Done()
+		return nil
+	}, func(ctx context.Context) error {
+		return dag.Guard(h.Log, func() error { o.Applier.run(ctx); return nil })
+	})
 }
 
 // findConfig returns once there is a configuration, from a source or over the API.
-func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
+func (o Options) findConfig(ctx context.Context, h *dag.Handle) (from string, err error) {
 	wait, reported := retryFirst, ""
 	for {
 		source, known, err := o.find(ctx)
 		if err == nil {
-			return o.Applier.published(ctx, h, source)
+			return source, nil
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return "", ctx.Err()
 		}
 		also, stage := ", and waiting for one over the API", Maintenance
 		if open, closed := mayOpenMaintenance(known); !open {
@@ -119,7 +129,7 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		if why := err.Error() + also; why != reported {
 			reported = why
 			if err := o.Applier.maintain(stage); err != nil {
-				return err
+				return "", err
 			}
 			code := ConfigurationUnusable
 			if known.state == StateLocked {
@@ -132,29 +142,14 @@ func (o Options) findConfig(ctx context.Context, h *dag.Handle) error {
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return "", ctx.Err()
 		case <-o.Applier.given:
-			return o.Applier.published(ctx, h, "the API")
+			return "the API", nil
 		case <-o.Unlocked:
 		case <-time.After(wait):
 		}
 		wait = sleep.Longer(wait, retryFirst, retryMax)
 	}
-}
-
-// published waits until the configuration is out, which one from the API is a
-// moment after its answer; who depends on machined reads it.
-func (a *Applier) published(ctx context.Context, h *dag.Handle, source string) error {
-	for a.unpublished() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-a.next():
-			a.due()
-		}
-	}
-	h.Started("configuration from " + source)
-	return nil
 }
 
 func (o Options) find(ctx context.Context) (from string, known facts, err error) {

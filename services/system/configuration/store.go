@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -64,15 +63,11 @@ func (k store) remove(name string) error {
 
 // sweep removes temporary files of writes that a power cut interrupted.
 func (k store) sweep() error {
-	for _, pattern := range []string{".config*", filepath.Join(historyDir, ".*")} {
-		left, err := filepath.Glob(k.path(pattern))
-		if err != nil {
+	left, _ := filepath.Glob(k.path(".config*")) // the patterns are right
+	entries, _ := filepath.Glob(k.path(filepath.Join(historyDir, ".*")))
+	for _, path := range append(left, entries...) {
+		if err := os.Remove(path); err != nil {
 			return err
-		}
-		for _, path := range left {
-			if err := os.Remove(path); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -104,11 +99,7 @@ func (k store) entryPath(version uint64) string {
 // history reads all entries, oldest first. An entry that can't be parsed is left out:
 // nothing depends on it.
 func (k store) history() ([]historyEntry, error) {
-	paths, err := filepath.Glob(k.path(filepath.Join(historyDir, "*.json")))
-	if err != nil {
-		return nil, err
-	}
-	slices.Sort(paths)
+	paths, _ := filepath.Glob(k.path(filepath.Join(historyDir, "*.json"))) // the pattern is right, and they are sorted
 	var all []historyEntry
 	for _, path := range paths {
 		data, err := os.ReadFile(path)

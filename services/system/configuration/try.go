@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -87,18 +88,13 @@ func (a *Applier) earlier(version uint64) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("version %d %w", version, ErrNoVersion)
 	}
-	current := len(all)
-	for current > 0 {
-		current--
-		if all[current].Digest == Digest(a.text) {
-			break
+	before := false // a current one
+	for _, k := range slices.Backward(all) {
+		current := k.Digest == Digest(a.text)
+		if before && !current {
+			return k.document()
 		}
-	}
-	for current > 0 {
-		current--
-		if all[current].Digest != Digest(a.text) {
-			return all[current].document()
-		}
+		before = before || current
 	}
 	return nil, errors.New("the history has nothing before the current configuration")
 }
@@ -120,16 +116,15 @@ func (a *Applier) undo(why string) (rebooting bool, restarts []string, err error
 	}
 	a.trial, a.deadline = nil, time.Time{}
 	reboot, restarts := needs(changes)
-	entry := a.entry(Undone, why, changes)
-	defer a.forget()
-	if len(reboot) > 0 {
-		a.remember(entry, text)
+	if rebooting = len(reboot) > 0; rebooting {
+		restarts = nil
 		a.reboot("a tried configuration is undone: " + why)
-		return true, nil, nil
+	} else {
+		err = a.enforce(changes, restarts)
 	}
-	err = a.enforce(changes, restarts)
-	a.remember(entry, text)
-	return false, restarts, err
+	a.remember(a.entry(Undone, why, changes), text)
+	a.forget()
+	return rebooting, restarts, err
 }
 
 // run restarts services and ends trials, until ctx ends.
@@ -163,12 +158,6 @@ func (a *Applier) next() <-chan time.Time {
 		return nil
 	}
 	return time.After(at.Sub(a.o.Now()))
-}
-
-func (a *Applier) unpublished() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !a.publishAt.IsZero()
 }
 
 // due publishes what had to wait.

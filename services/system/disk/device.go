@@ -191,12 +191,18 @@ func (d Disk) Partitions() (all []Partition) {
 
 // Partition is that of the table with a label.
 func (d Disk) Partition(label string) (Partition, error) {
-	for p := range d.entries() {
+	for _, p := range d.entries() {
 		if p.Name == label {
-			return Partition{Label: label, GUID: p.GUID, Number: p.Index, Start: int64(p.Start) * int64(d.Sector), Size: int64(p.Size)}, nil
+			return d.partition(p), nil
 		}
 	}
 	return Partition{}, fmt.Errorf("no partition %s on %s", label, d.Path)
+}
+
+// partition is an entry of the table, which may be new, in bytes.
+func (d Disk) partition(p *gpt.Partition) Partition {
+	sector := int64(d.Sector)
+	return Partition{Label: p.Name, GUID: p.GUID, Number: p.Index, Start: int64(p.Start) * sector, Size: int64(p.End-p.Start+1) * sector}
 }
 
 // Device is the partition with a label, and its device.

@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"golang.org/x/sys/unix"
 )
 
@@ -74,7 +74,7 @@ func (d *Disk) examine(file *os.File) (err error) {
 	}
 	// A layout was begun. The disk is foreign if it has what another system has made since then: all of that was
 	// erased at first, unless it was allowed to be.
-	if d.Pending.Step == StepLayout && d.Holds != dosTable && !slices.ContainsFunc(slices.Collect(d.entries()), isOthers) {
+	if d.Pending.Step == StepLayout && d.Holds != dosTable && !slices.ContainsFunc(d.entries(), isOthers) {
 		d.Verdict, d.Holds, d.Table = Unfinished, "", nil
 	}
 	return nil
@@ -155,17 +155,10 @@ func describe(c Content) string {
 // isOurs reports whether the table has every partition of its layout with its
 // own type, and no other partition but that of an image.
 func isOurs(d Disk) bool {
-	n, want := 0, boot.Partitions(d.Layout())
-	for p := range d.entries() {
-		if isMedium(p) {
-			continue
-		}
-		n++
-		if !slices.ContainsFunc(want, func(v boot.Volume) bool { return v.Label == p.Name && is(p, v.Type) }) {
-			return false
-		}
-	}
-	return n == len(want)
+	want, all := boot.Partitions(d.Layout()), slices.DeleteFunc(d.entries(), isMedium)
+	return len(all) == len(want) && !slices.ContainsFunc(all, func(p *gpt.Partition) bool {
+		return !slices.ContainsFunc(want, func(v boot.Volume) bool { return v.Label == p.Name && is(p, v.Type) })
+	})
 }
 
 func isMedium(p *gpt.Partition) bool { return p.Name == boot.LabelMedium && is(p, boot.TypeMedium) }
@@ -173,9 +166,9 @@ func isMedium(p *gpt.Partition) bool { return p.Name == boot.LabelMedium && is(p
 // describeTable lists the partitions with their content.
 func describeTable(file *os.File, d Disk) (string, error) {
 	var parts []string
-	for p := range d.entries() {
-		size := int64(p.Size)
-		c, err := identify(io.NewSectionReader(file, int64(p.Start)*int64(d.Sector), size), size)
+	for _, p := range d.entries() {
+		at := d.partition(p)
+		c, err := identify(io.NewSectionReader(file, at.Start, at.Size), at.Size)
 		if err != nil {
 			return "", err
 		}
@@ -210,22 +203,16 @@ func readTable(file *os.File, d Disk) (*gpt.Table, error) {
 }
 
 // entries are the partitions of the table, if there is one.
-func (d Disk) entries() iter.Seq[*gpt.Partition] {
-	return func(yield func(*gpt.Partition) bool) {
-		if d.Table == nil {
-			return
-		}
-		for _, p := range d.Table.Partitions {
-			if p.Type != gpt.Unused && !yield(p) {
-				return
-			}
-		}
+func (d Disk) entries() []*gpt.Partition {
+	if d.Table == nil {
+		return nil
 	}
+	return slices.DeleteFunc(slices.Clone(d.Table.Partitions), func(p *gpt.Partition) bool { return p.Type == gpt.Unused })
 }
 
 // Layout is the number of the disk's layout; 0 for a disk that has none.
 func (d Disk) Layout() int {
-	for p := range d.entries() {
+	for _, p := range d.entries() {
 		if is(p, boot.TypeMeta) {
 			return boot.LayoutOf(p.Attributes)
 		}
@@ -235,7 +222,7 @@ func (d Disk) Layout() int {
 
 // Last is the partition with the highest address; nil if there is none.
 func (d Disk) Last() (last *gpt.Partition) {
-	for p := range d.entries() {
+	for _, p := range d.entries() {
 		if last == nil || p.Start > last.Start {
 			last = p
 		}
@@ -245,31 +232,18 @@ func (d Disk) Last() (last *gpt.Partition) {
 
 // Data reports whether the disk has partitions of machine.disks, and no others.
 func (d Disk) Data() bool {
-	for p := range d.entries() {
-		if !is(p, boot.TypeData) {
-			return false
-		}
-	}
-	return d.Last() != nil
+	all := d.entries()
+	return len(all) > 0 && !slices.ContainsFunc(all, func(p *gpt.Partition) bool { return !is(p, boot.TypeData) })
 }
 
 // Has reports whether the disk has a partition with a GUID.
 func (d Disk) Has(guid string) bool {
-	for p := range d.entries() {
-		if strings.EqualFold(p.GUID, guid) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.entries(), func(p *gpt.Partition) bool { return strings.EqualFold(p.GUID, guid) })
 }
 
 // Parts are the partitions with their sizes, for users.
 func (d Disk) Parts() string {
-	var all []string
-	for p := range d.entries() {
-		all = append(all, p.Name+" "+SizeText(int64(p.Size)))
-	}
-	return strings.Join(all, ", ")
+	return strings.Join(lists.Of(d.entries(), func(p *gpt.Partition) string { return p.Name + " " + SizeText(int64(p.Size)) }), ", ")
 }
 
 // NewTable is a layout as a partition table.

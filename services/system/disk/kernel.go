@@ -53,7 +53,7 @@ func (d Disk) Show(ctx context.Context) error {
 	defer file.Close()
 	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
-	for p := range d.entries() {
+	for _, p := range d.entries() {
 		if err := d.show(ctx, file, p); err != nil {
 			return fmt.Errorf("partition %d (%s) of %s: %w", p.Index, p.Name, d.Path, err)
 		}
@@ -62,13 +62,12 @@ func (d Disk) Show(ctx context.Context) error {
 }
 
 func (d Disk) show(ctx context.Context, file *os.File, entry *gpt.Partition) error {
-	p := Partition{Number: entry.Index}
+	p := d.partition(entry)
 	if d.shows(&p) {
 		return nil
 	}
-	start, size := int64(entry.Start)*int64(d.Sector), int64(entry.End-entry.Start+1)*int64(d.Sector)
 	// EBUSY: the partition exists, only its node is missing.
-	if err := change(file, unix.BLKPG_ADD_PARTITION, p.Number, start, size); err != nil && !errors.Is(err, unix.EBUSY) {
+	if err := change(file, unix.BLKPG_ADD_PARTITION, p); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("show it to the kernel: %w", err)
 	}
 	for range sleep.Every(ctx, nodePoll) {
@@ -81,12 +80,12 @@ func (d Disk) show(ctx context.Context, file *os.File, entry *gpt.Partition) err
 
 // Resize tells the kernel that a partition has another size.
 func (d Disk) Resize(file *os.File, p *gpt.Partition) error {
-	return change(file, unix.BLKPG_RESIZE_PARTITION, p.Index, int64(p.Start)*int64(d.Sector), int64(p.Size))
+	return change(file, unix.BLKPG_RESIZE_PARTITION, d.partition(p))
 }
 
 // change is ioctl BLKPG with one of its operations (linux/blkpg.h).
-func change(file *os.File, op, n int, start, size int64) error {
-	part := unix.BlkpgPartition{Start: start, Length: size, Pno: int32(n)}
+func change(file *os.File, op int, p Partition) error {
+	part := unix.BlkpgPartition{Start: p.Start, Length: p.Size, Pno: int32(p.Number)}
 	arg := unix.BlkpgIoctlArg{Op: int32(op), Datalen: int32(unsafe.Sizeof(part)), Data: (*byte)(unsafe.Pointer(&part))}
 	defer runtime.KeepAlive(&part)
 	return Ioctl(file, unix.BLKPG, unsafe.Pointer(&arg))
@@ -121,9 +120,8 @@ func (d Disk) Clear(ctx context.Context, file *os.File) error {
 	errs := []error{
 		Zero(ctx, file, 0, journalAt), Zero(ctx, file, after, Edge-after), Zero(ctx, file, d.Size-Edge, Edge),
 	}
-	for p := range d.entries() {
-		start := int64(p.Start) * int64(d.Sector)
-		errs = append(errs, Partition{Start: start, Size: int64(p.End+1)*int64(d.Sector) - start}.EraseEdges(ctx, file))
+	for _, p := range d.entries() {
+		errs = append(errs, d.partition(p).EraseEdges(ctx, file))
 	}
 	if err := errors.Join(append(errs, file.Sync())...); err != nil {
 		return fmt.Errorf("erase %s: %w", d.Path, err)

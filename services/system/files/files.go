@@ -13,7 +13,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"path/filepath"
 	"time"
 
@@ -105,7 +104,6 @@ type Daemon struct {
 
 	laid   map[string]string // by path: the digest of what was laid; nil before the first time
 	made   map[string]bool   // directories that were made for files
-	logged map[string]string // by path: the problem that was logged last
 	broken bool              // something is to be tried again
 }
 
@@ -113,7 +111,7 @@ type Daemon struct {
 func New(o Options) *Daemon {
 	option.Default(&o.root, "/")
 	option.Default(&o.image, openImage)
-	return &Daemon{o: o, log: o.Logs.Logger(ID), made: map[string]bool{}, logged: map[string]string{}}
+	return &Daemon{o: o, log: o.Logs.Logger(ID), made: map[string]bool{}}
 }
 
 // Service is files in the graph: up when all that can be laid is. Disks come
@@ -203,15 +201,14 @@ func (d *Daemon) lay(img image, entries []config.File) (problems int, err error)
 
 // publish writes the statuses and logs each new problem once.
 func (d *Daemon) publish(statuses map[string]Status) (problems int, err error) {
-	maps.DeleteFunc(d.logged, func(name, _ string) bool { _, still := statuses[name]; return !still })
 	for name, s := range statuses {
-		if s.Problem != "" {
-			problems++
-			if d.logged[name] != s.Problem {
-				d.log.Warn(fmt.Sprintf("machine.files: %s: %s", name, s.Problem))
-			}
+		if s.Problem == "" {
+			continue
 		}
-		d.logged[name] = s.Problem
+		problems++
+		if old, _ := Statuses.Get(d.o.Store, name); old.Spec.Problem != s.Problem {
+			d.log.Warn(fmt.Sprintf("machine.files: %s: %s", name, s.Problem))
+		}
 	}
 	d.broken = d.broken || problems > 0
 	return problems, Statuses.Replace(d.o.Store.As(ID), statuses)

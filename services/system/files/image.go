@@ -49,15 +49,9 @@ func (i image) file(path string) (content []byte, mode fs.FileMode, there bool, 
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil, 0, false, nil
 	}
-	if err != nil {
-		return nil, 0, false, errors.New("in the image it is not a regular file")
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, 0, false, err
-	}
-	if !info.Mode().IsRegular() {
+	defer f.Close() // nil with an error
+	info, unknown := f.Stat()
+	if err != nil || unknown != nil || !info.Mode().IsRegular() {
 		return nil, 0, false, errors.New("in the image it is not a regular file")
 	}
 	content, err = io.ReadAll(io.LimitReader(f, maxImageFile+1))

@@ -38,6 +38,7 @@ type destination struct {
 	log     *slog.Logger
 	name    string
 	changed chan<- struct{}
+	stop    func() // stops the goroutine and waits for it
 
 	// Only the goroutine uses these; they outlive it when settings change.
 	reader logs.Reader[logs.Record]

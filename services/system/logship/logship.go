@@ -76,20 +76,14 @@ type Forwarder struct {
 	log     *slog.Logger
 	changed chan struct{} // a destination fails, or works again
 	sources func()        // stops the sources and waits for them; nil: they don't run
-	running map[string]*running
-}
-
-// running is a destination with its goroutine.
-type running struct {
-	*destination
-	stop func() // stops the goroutine and waits for it
+	running map[string]*destination
 }
 
 // New returns a forwarder; Run runs it.
 func New(o Options) *Forwarder {
 	o.first = cmp.Or(o.first, firstPause)
 	o.flush = cmp.Or(o.flush, flushBudget)
-	return &Forwarder{o: o, log: o.Logs.Logger(LogID), changed: make(chan struct{}, 1), running: map[string]*running{}}
+	return &Forwarder{o: o, log: o.Logs.Logger(LogID), changed: make(chan struct{}, 1), running: map[string]*destination{}}
 }
 
 // Run forwards until ctx ends, and then for flushBudget at most.
@@ -159,7 +153,7 @@ func (f *Forwarder) set(cfg *config.Config) {
 func (f *Forwarder) start(name string, s settings, from logs.Reader[logs.Record]) {
 	r := f.running[name]
 	if r == nil {
-		r = &running{destination: &destination{o: f.o, log: f.log, name: name, reader: from, changed: f.changed}}
+		r = &destination{o: f.o, log: f.log, name: name, reader: from, changed: f.changed}
 		f.running[name] = r
 	}
 	if r.stop != nil {

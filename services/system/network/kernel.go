@@ -152,16 +152,15 @@ func (r route) kernel() *netlink.Route {
 func (r rule) kernel() *netlink.Rule {
 	k := netlink.NewRule()
 	k.Priority, k.Table, k.Mark, k.Protocol, k.Family = int(r.priority), int(r.table), r.mark, ours, r.family
-	if r.from.IsValid() {
-		k.Src = ipNet(r.from)
-	}
-	if r.to.IsValid() {
-		k.Dst = ipNet(r.to)
-	}
+	k.Src, k.Dst = ipNet(r.from), ipNet(r.to)
 	return k
 }
 
+// ipNet is nil for none.
 func ipNet(p netip.Prefix) *net.IPNet {
+	if !p.IsValid() {
+		return nil
+	}
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -99,17 +97,5 @@ func why(sorted []candidate) string {
 
 // nameFile is where the node's name is kept, beside its address.
 func nameFile(pinFile string) string { return filepath.Join(filepath.Dir(pinFile), "node-name") }
-
-// kept is what an earlier boot has kept in a file, if any.
-func kept[T any](file string, parse func(string) (T, error)) (was T, err error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return was, boot.IgnoreMissing(err)
-	}
-	if was, err = parse(strings.TrimSpace(string(data))); err != nil {
-		err = fmt.Errorf("%s: %w", file, err)
-	}
-	return was, err
-}
 
 func keep(file, text string) error { return boot.WriteFile(file, []byte(text+"\n"), 0o644) }

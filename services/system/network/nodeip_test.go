@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/garboard-os/garboard/boot"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -90,13 +92,13 @@ func TestHostnames(t *testing.T) {
 
 func TestBrokenPinIsLogged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "node-address")
-	if a, err := kept(file, netip.ParseAddr); a.IsValid() || err != nil {
+	if a, err := boot.Kept(file, netip.ParseAddr); a.IsValid() || err != nil {
 		t.Errorf("no file: %v, %v", a, err)
 	}
 	if err := os.WriteFile(file, []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := kept(file, netip.ParseAddr); err == nil {
+	if _, err := boot.Kept(file, netip.ParseAddr); err == nil {
 		t.Error("nonsense was taken for an address")
 	}
 }

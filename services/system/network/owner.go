@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
@@ -85,8 +86,8 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		switches: map[int]map[string]LinkNeighbor{},
 	}
 	var err1, err2 error
-	o.pinned, err1 = kept(d.o.pinFile, netip.ParseAddr)
-	o.savedName, err2 = kept(nameFile(d.o.pinFile), cleanHostname)
+	o.pinned, err1 = boot.Kept(d.o.pinFile, netip.ParseAddr)
+	o.savedName, err2 = boot.Kept(nameFile(d.o.pinFile), cleanHostname)
 	if err := errors.Join(err1, err2); err != nil {
 		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
 	}

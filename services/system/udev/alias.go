@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"path"
 	"slices"
-	"sort"
 	"strings"
 )
 
@@ -14,85 +13,57 @@ import (
 //	alias pci:v00008086d00001533sv*sd*bc*sc*i* igb
 //
 // There are some 15,000 patterns, and a machine has hundreds of devices. So the
-// patterns are sorted by the text before their first wildcard. A device is
+// patterns are sorted by the text before their first wildcard, then by place in the file. A device is
 // compared only with the patterns whose literal prefix its modalias has: one
 // binary search for each length of a prefix.
-type aliases struct {
-	entries []alias // sorted by prefix, then by place in the file
-	lengths []int   // lengths of all prefixes, ascending
-}
+type aliases []alias
 
 type alias struct {
 	prefix  string // literal prefix of the pattern
 	rest    string // from the first wildcard on; "" if there is none
 	module  string
-	ordinal int32 // line in the file: depmod lists modules in the order of the kernel build
+	ordinal int // line in the file: depmod lists modules in the order of the kernel build
 }
 
 // parseAliases reads the text of a modules.alias file. It ignores lines that
 // aren't aliases.
-func parseAliases(text string) *aliases {
-	a := &aliases{}
-	text = canonicalPattern(text)
-	modules := map[string]string{} // one string for each module's name
-	seen := map[int]bool{}
-	ordinal := int32(0)
-	for line := range strings.Lines(text) {
+func parseAliases(text string) (all aliases) {
+	for line := range strings.Lines(canonicalPattern(text)) {
 		rest, ok := strings.CutPrefix(strings.TrimSpace(line), "alias ")
-		if !ok {
-			continue
-		}
 		// The name of a module has no blank, but a pattern may have one.
 		cut := strings.LastIndexByte(rest, ' ')
-		if cut <= 0 {
+		if !ok || cut <= 0 {
 			continue
 		}
-		pattern, name := rest[:cut], rest[cut+1:]
-		if known, ok := modules[name]; ok {
-			name = known
-		} else {
-			modules[name] = name
-		}
+		pattern := rest[:cut]
 		literal := strings.IndexAny(pattern, "*?[\\")
 		if literal < 0 {
 			literal = len(pattern)
 		}
-		seen[literal] = true
-		a.entries = append(a.entries, alias{pattern[:literal], pattern[literal:], name, ordinal})
-		ordinal++
+		all = append(all, alias{pattern[:literal], pattern[literal:], rest[cut+1:], len(all)})
 	}
-	slices.SortFunc(a.entries, func(x, y alias) int {
-		return cmp.Or(strings.Compare(x.prefix, y.prefix), cmp.Compare(x.ordinal, y.ordinal))
-	})
-	for n := range seen {
-		a.lengths = append(a.lengths, n)
-	}
-	slices.Sort(a.lengths)
-	return a
+	slices.SortFunc(all, func(x, y alias) int { return cmp.Or(strings.Compare(x.prefix, y.prefix), x.ordinal-y.ordinal) })
+	return all
 }
 
 // match lists the modules for a device's modalias, in the order of the file,
 // each once.
-func (a *aliases) match(modalias string) []string {
+func (a aliases) match(modalias string) (modules []string) {
 	modalias = canonicalPattern(modalias)
-	var found []alias
-	for _, n := range a.lengths {
-		if n > len(modalias) {
-			break
-		}
+	var found aliases
+	for n := range len(modalias) + 1 {
 		prefix, rest := modalias[:n], modalias[n:]
-		first := sort.Search(len(a.entries), func(i int) bool { return a.entries[i].prefix >= prefix })
-		for _, e := range a.entries[first:] {
+		first, _ := slices.BinarySearchFunc(a, prefix, func(e alias, prefix string) int { return strings.Compare(e.prefix, prefix) })
+		for _, e := range a[first:] {
 			if e.prefix != prefix {
 				break
 			}
-			if ok, err := path.Match(e.rest, rest); ok && err == nil {
+			if fits, _ := path.Match(e.rest, rest); fits { // a wrong pattern fits nothing
 				found = append(found, e)
 			}
 		}
 	}
-	slices.SortFunc(found, func(x, y alias) int { return int(x.ordinal - y.ordinal) })
-	var modules []string
+	slices.SortFunc(found, func(x, y alias) int { return x.ordinal - y.ordinal })
 	for _, e := range found {
 		if !slices.Contains(modules, e.module) {
 			modules = append(modules, e.module)

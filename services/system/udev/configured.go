@@ -68,12 +68,13 @@ func (c *configured) makeSo(_ context.Context, v resource.View) (time.Duration, 
 			status = ModuleStatus{Problem: "a container has the modules of its host"}
 		} else {
 			name := canonical(m.Name)
-			given := strings.Fields(modules.parameters[name]) // by the kernel's command line
+			module := modules.of(name)
+			given := strings.Fields(module.parameters) // by the kernel's command line
 			late := slices.ContainsFunc(m.Parameters, func(p string) bool { return !slices.Contains(given, p) })
-			modules.parameters[name] = strings.Join(slices.Concat(m.Parameters, []string{modules.parameters[name]}), " ")
+			module.parameters = strings.Join(slices.Concat(m.Parameters, []string{module.parameters}), " ")
 			if err := modules.Load(name); err != nil {
 				status, again = ModuleStatus{Problem: err.Error()}, retryModules
-			} else if old, err := ModuleStatuses.Get(v, m.Name); late && modules.loadedBefore(name) && (err != nil || old.Spec != status) {
+			} else if old, err := ModuleStatuses.Get(v, m.Name); late && module.hadBefore() && (err != nil || old.Spec != status) {
 				status.Problem = fmt.Sprintf("was loaded before the configuration was known, without these parameters: use machine.install.extraKernelArgs, for example %s.%s", name, m.Parameters[0])
 			}
 		}

@@ -39,27 +39,22 @@ func linkOf(subsystem, device string) string {
 		if part != "" {
 			part, device = "-part"+part, filepath.Dir(device)
 		}
-		name, id := filepath.Base(device), ""
-		switch scsi := read("device/wwid"); {
+		kind, id := "wwn-0x", ""
+		switch name := filepath.Base(device); {
 		case strings.HasPrefix(name, "vd"):
-			id = prefixed("virtio-", read("serial"))
+			kind, id = "virtio-", read("serial")
 		case strings.HasPrefix(name, "nvme"):
-			id = prefixed("nvme-", read("wwid"))
-		case strings.HasPrefix(scsi, "naa."):
-			id = prefixed("wwn-0x", strings.TrimPrefix(scsi, "naa."))
+			kind, id = "nvme-", read("wwid")
+		default:
+			if scsi, is := strings.CutPrefix(read("device/wwid"), "naa."); is {
+				id = scsi
+			}
 		}
 		if id != "" {
-			return "disk/by-id/" + id + part
+			return "disk/by-id/" + kind + id + part
 		}
 	}
 	return ""
-}
-
-func prefixed(prefix, name string) string {
-	if name == "" {
-		return ""
-	}
-	return prefix + name
 }
 
 // link makes or removes the link to a device. It is only a name: nothing waits for it.

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,27 +22,36 @@ var ErrNoModule = errors.New("no such module")
 // dependencies, and the devices that they drive. It is safe for concurrent use.
 type Modules struct {
 	dir     string
-	files   map[string]string   // name: path below dir
-	needs   map[string][]string // name: hard dependencies, complete, the nearest first
-	before  map[string][]string // name: soft dependencies to be loaded first
-	after   map[string][]string // and afterwards
-	builtin map[string]bool
-	aliases *aliases
-
-	// parameters are those of the kernel's command line, by module.
-	parameters map[string]string
+	aliases aliases
 
 	insert func(path, parameters string) error // finit_module(2), or a test's
 
-	mu    sync.Mutex           // guards loads
-	loads map[string]*loadOnce // modules that are loaded, or being loaded
+	mu  sync.Mutex // guards all
+	all map[string]*module
 }
 
-// loadOnce is the loading of one module. Several devices may wait for it.
-type loadOnce struct {
-	done   chan struct{}
-	err    error // valid once done is closed, as is before
-	before bool  // the kernel had the module already
+// module is what is known of one.
+type module struct {
+	path       string   // below the folder; "": there is no file
+	builtin    bool     // into the kernel
+	needs      []string // hard dependencies, complete, the nearest first
+	before     []string // soft dependencies to be loaded first
+	after      []string // and afterwards
+	parameters string   // on the kernel's command line
+
+	mu     sync.Mutex // held while it is inserted; guards all below. Several devices may wait for it
+	loaded bool
+	had    bool // the kernel had it already
+}
+
+// of is the module of that name, also of one that there isn't.
+func (m *Modules) of(name string) *module {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all[name] == nil {
+		m.all[name] = &module{}
+	}
+	return m.all[name]
 }
 
 // ModulesDir is the module folder of the running kernel.
@@ -76,7 +86,7 @@ func OpenModules(dir string) (*Modules, error) {
 		"modules.softdep": m.parseSoftdep,
 		"modules.builtin": func(text string) {
 			for line := range strings.Lines(text) {
-				m.builtin[nameOf(strings.TrimSpace(line))] = true
+				m.of(nameOf(strings.TrimSpace(line))).builtin = true
 			}
 		},
 		"modules.alias": func(text string) { alias = text },
@@ -107,24 +117,12 @@ func (m *Modules) Parameters(line boot.Cmdline) {
 		if !ok || module == "" || name == "" {
 			continue
 		}
-		m.parameters[canonical(module)] += boot.Param{Key: name, Value: p.Value}.String() + " "
+		m.of(canonical(module)).parameters += boot.Param{Key: name, Value: p.Value}.String() + " "
 	}
 }
 
 func newModules(dir string) *Modules {
-	return &Modules{
-		dir:     dir,
-		files:   map[string]string{},
-		needs:   map[string][]string{},
-		before:  map[string][]string{},
-		after:   map[string][]string{},
-		builtin: map[string]bool{},
-		aliases: &aliases{},
-		insert:  insertModule,
-
-		parameters: map[string]string{},
-		loads:      map[string]*loadOnce{},
-	}
+	return &Modules{dir: dir, insert: insertModule, all: map[string]*module{}}
 }
 
 // parseDep reads lines "path: path path …".
@@ -134,11 +132,8 @@ func (m *Modules) parseDep(text string) {
 		if !ok {
 			continue
 		}
-		name := nameOf(path)
-		m.files[name] = path
-		for _, dep := range strings.Fields(deps) {
-			m.needs[name] = append(m.needs[name], nameOf(dep))
-		}
+		mod := m.of(nameOf(path))
+		mod.path, mod.needs = path, lists.Of(strings.Fields(deps), nameOf)
 	}
 }
 
@@ -149,15 +144,16 @@ func (m *Modules) parseSoftdep(text string) {
 		if len(fields) < 3 || fields[0] != "softdep" {
 			continue
 		}
-		name, into := canonical(fields[1]), m.before
+		mod := m.of(canonical(fields[1]))
+		into := &mod.before
 		for _, f := range fields[2:] {
 			switch f {
 			case "pre:":
-				into = m.before
+				into = &mod.before
 			case "post:":
-				into = m.after
+				into = &mod.after
 			default:
-				into[name] = append(into[name], canonical(f))
+				*into = append(*into, canonical(f))
 			}
 		}
 	}
@@ -185,18 +181,16 @@ func (m *Modules) LoadFor(modalias string) (loaded []string, err error) {
 // load is Load; chain has the modules that led to this call, so that a circle
 // of soft dependencies ends.
 func (m *Modules) load(name string, chain []string) error {
-	if m.files[name] == "" {
-		if m.builtin[name] {
-			return nil
-		}
+	mod := m.of(name)
+	switch {
+	case mod.path == "" && !mod.builtin:
 		return fmt.Errorf("load module %s: %w", name, ErrNoModule)
-	}
-	if slices.Contains(chain, name) {
+	case mod.path == "" || slices.Contains(chain, name):
 		return nil
 	}
 	chain = append(chain[:len(chain):len(chain)], name)
 	// modules.dep lists the nearest dependency first, and its own dependencies later.
-	for _, need := range slices.Backward(m.needs[name]) {
+	for _, need := range slices.Backward(mod.needs) {
 		if err := m.loadOne(need, chain); err != nil {
 			return fmt.Errorf("load module %s: %w", name, err)
 		}
@@ -207,58 +201,47 @@ func (m *Modules) load(name string, chain []string) error {
 // loadOne loads a module whose hard dependencies are loaded. While it waits for another
 // goroutine that loads the same module, it holds no lock that the other one needs.
 func (m *Modules) loadOne(name string, chain []string) error {
-	m.mu.Lock()
-	known := m.loads[name] != nil
-	m.mu.Unlock()
-	if !known {
-		for _, soft := range m.before[name] {
+	mod := m.of(name)
+	mod.mu.Lock()
+	loaded := mod.loaded
+	mod.mu.Unlock()
+	if loaded {
+		return nil
+	}
+	for _, soft := range mod.before {
+		m.loadSoft(soft, chain)
+	}
+	first, err := m.insertOnce(mod)
+	if err != nil {
+		return fmt.Errorf("load module %s: %w", name, err)
+	}
+	if first {
+		for _, soft := range mod.after {
 			m.loadSoft(soft, chain)
 		}
 	}
-	m.mu.Lock()
-	if l := m.loads[name]; l != nil {
-		m.mu.Unlock()
-		<-l.done
-		return l.err
-	}
-	l := &loadOnce{done: make(chan struct{})}
-	m.loads[name] = l
-	m.mu.Unlock()
-
-	m.insertOnce(name, l)
-	if l.err == nil {
-		for _, soft := range m.after[name] {
-			m.loadSoft(soft, chain)
-		}
-	}
-	return l.err
+	return nil
 }
 
-// insertOnce inserts a module and wakes the goroutines that wait for it.
-func (m *Modules) insertOnce(name string, l *loadOnce) {
-	l.err = fmt.Errorf("load module %s: panic", name) // unless insert returns
-	defer func() {
-		if l.err != nil {
-			// Its device may be added later: then it is tried again.
-			m.mu.Lock()
-			delete(m.loads, name)
-			m.mu.Unlock()
-		}
-		close(l.done)
-	}()
-	l.err = m.insert(filepath.Join(m.dir, m.files[name]), strings.TrimSpace(m.parameters[name]))
-	if l.before = errors.Is(l.err, unix.EEXIST); l.before {
-		l.err = nil
+// insertOnce inserts a module, unless that has succeeded before: the device of one that failed may be added later.
+func (m *Modules) insertOnce(mod *module) (first bool, err error) {
+	mod.mu.Lock()
+	defer mod.mu.Unlock()
+	if mod.loaded {
+		return false, nil
 	}
-	if l.err != nil {
-		l.err = fmt.Errorf("load module %s: %w", name, l.err)
+	err = m.insert(filepath.Join(m.dir, mod.path), strings.TrimSpace(mod.parameters))
+	if mod.had = errors.Is(err, unix.EEXIST); mod.had {
+		err = nil
 	}
+	mod.loaded = err == nil
+	return true, err
 }
 
 // loadSoft loads a soft dependency: a name or an alias. It is no error if there
 // is no such module (modprobe.d(5)).
 func (m *Modules) loadSoft(name string, chain []string) {
-	if m.files[name] != "" {
+	if m.of(name).path != "" {
 		m.load(name, chain)
 		return
 	}
@@ -277,12 +260,11 @@ func insertModule(path, parameters string) error {
 	return unix.FinitModule(int(f.Fd()), parameters, 0)
 }
 
-// loadedBefore tells of a module that Load has loaded whether the kernel had it already.
-func (m *Modules) loadedBefore(name string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l := m.loads[name]
-	return l != nil && l.before
+// hadBefore tells of a module that Load has loaded whether the kernel had it already.
+func (mod *module) hadBefore() bool {
+	mod.mu.Lock()
+	defer mod.mu.Unlock()
+	return mod.had
 }
 
 // nameOf turns kernel/net/8021q/8021q.ko into 8021q.

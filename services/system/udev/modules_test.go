@@ -71,7 +71,7 @@ func newFakeKernel(t *testing.T) *fakeKernel {
 		if slices.Contains(k.order, name) {
 			t.Errorf("%s loaded twice", name)
 		}
-		for _, need := range m.needs[name] {
+		for _, need := range m.of(name).needs {
 			if !slices.Contains(k.order, need) {
 				t.Errorf("%s loaded before %s", name, need)
 			}

@@ -93,22 +93,12 @@ type staticNode struct {
 
 // parseStaticNode reads "fuse fuse c10:229": module, name, kind and numbers.
 func parseStaticNode(line string) (n staticNode, ok bool) {
-	fields := strings.Fields(line)
-	if len(fields) != 3 || strings.HasPrefix(line, "#") || !filepath.IsLocal(fields[1]) {
-		return n, false
-	}
-	n.name = fields[1]
-	switch fields[2][0] {
-	case 'c':
-		n.mode = unix.S_IFCHR | 0o600
-	case 'b':
-		n.mode = unix.S_IFBLK | 0o600
-	default:
-		return n, false
-	}
-	if slices.Contains(openNodes, n.name) {
+	var module string
+	var kind rune
+	_, err := fmt.Sscanf(line, "%s %s %c%d:%d", &module, &n.name, &kind, &n.major, &n.minor)
+	mode, known := map[rune]uint32{'c': unix.S_IFCHR, 'b': unix.S_IFBLK}[kind]
+	if n.mode = mode | 0o600; slices.Contains(openNodes, n.name) {
 		n.mode |= 0o666
 	}
-	_, err := fmt.Sscanf(fields[2][1:], "%d:%d", &n.major, &n.minor)
-	return n, err == nil
+	return n, err == nil && known && filepath.IsLocal(n.name)
 }

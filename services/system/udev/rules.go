@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
 )
@@ -68,7 +69,7 @@ func (r *rules) event(e Uevent) {
 		}
 		delete(r.links, path)
 	default:
-		r.apply(path, e.Action)
+		r.guarded(path, e.Action)
 	}
 }
 
@@ -83,18 +84,18 @@ func (r *rules) applyAll() {
 		for _, path := range paths {
 			if real, err := filepath.EvalSymlinks(path); err == nil && !seen[real] {
 				seen[real] = true
-				r.apply(real, "add")
+				r.guarded(real, "add")
 			}
 		}
 	}
 }
 
+// guarded is apply: this goroutine of PID 1 has no other protection.
+func (r *rules) guarded(path, action string) {
+	_ = dag.Guard(r.log.With("device", path), func() error { r.apply(path, action); return nil })
+}
+
 func (r *rules) apply(path, action string) {
-	defer func() { // this goroutine of PID 1 has no other protection
-		if p := recover(); p != nil {
-			r.log.Error("machine.udev.rules", "device", path, "panic", p)
-		}
-	}()
 	for _, rule := range r.parsed {
 		if !r.fits(rule, path, action) {
 			continue
@@ -156,16 +157,8 @@ func holds(t config.UdevTerm, path string) bool {
 
 // uevent is a property of a device; "" if it hasn't got it.
 func uevent(path, name string) string {
-	text, err := os.ReadFile(filepath.Join(path, "uevent"))
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, name+"="); found {
-			return strings.TrimSuffix(value, "\n")
-		}
-	}
-	return ""
+	text, _ := os.ReadFile(filepath.Join(path, "uevent"))
+	return properties(string(text), "\n")[name]
 }
 
 func (r *rules) act(t config.UdevTerm, path string) error {

@@ -91,7 +91,6 @@ type daemon struct {
 	up      bool   // the modules of the first devices are loaded
 	seq     uint64 // of the last event seen
 	loaded  int
-	failed  int
 	devices int
 }
 
@@ -210,17 +209,14 @@ func (d *daemon) next() (j job, ok bool) {
 func (d *daemon) load(j job) (o outcome) {
 	o.job = j
 	start := time.Now()
-	defer func() {
-		o.took = time.Since(start)
-		if r := recover(); r != nil {
-			o.err = fmt.Errorf("load for %+v: panic: %v", j, r)
+	o.err = dag.Guard(d.log, func() (err error) {
+		if j.modalias == "" {
+			return d.modules.Load(j.module)
 		}
-	}()
-	if j.modalias != "" {
-		o.loaded, o.err = d.modules.LoadFor(j.modalias)
-	} else {
-		o.err = d.modules.Load(j.module)
-	}
+		o.loaded, err = d.modules.LoadFor(j.modalias)
+		return err
+	})
+	o.took = time.Since(start)
 	return o
 }
 
@@ -255,7 +251,6 @@ func (d *daemon) finish(o outcome) {
 	case errors.Is(o.err, ErrNoModule):
 		d.log.Info("this kernel lacks a module", "module", o.job.module, "for", o.job.why)
 	case o.err != nil:
-		d.failed++
 		d.log.Info("not loaded", "err", o.err)
 	}
 }

@@ -1,7 +1,6 @@
 package udev
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +57,14 @@ func Listen(ctx context.Context) (<-chan Uevent, error) {
 		defer s.Close()
 		buffer := make([]byte, maxUevent)
 		for {
-			event, ok, err := receive(ctx, s, buffer)
-			if err != nil {
+			n, from, err := s.Recvfrom(ctx, buffer, 0)
+			event, ok := Uevent{Lost: true}, errors.Is(err, unix.ENOBUFS)
+			if err != nil && !ok {
 				return
+			}
+			// Any process may send to the group: the kernel's port is 0.
+			if addr, is := from.(*unix.SockaddrNetlink); err == nil && is && addr.Pid == 0 {
+				event, ok = parseUevent(buffer[:n])
 			}
 			if !ok {
 				continue
@@ -75,45 +79,24 @@ func Listen(ctx context.Context) (<-chan Uevent, error) {
 	return events, nil
 }
 
-// receive reads one datagram; ok is false if it isn't a uevent of the kernel.
-func receive(ctx context.Context, s *socket.Conn, buffer []byte) (event Uevent, ok bool, err error) {
-	n, from, err := s.Recvfrom(ctx, buffer, 0)
-	if errors.Is(err, unix.ENOBUFS) {
-		return Uevent{Lost: true}, true, nil
-	}
-	if err != nil {
-		return Uevent{}, false, err
-	}
-	// Any process may send to the group: the kernel's port is 0.
-	if addr, isNetlink := from.(*unix.SockaddrNetlink); !isNetlink || addr.Pid != 0 {
-		return Uevent{}, false, nil
-	}
-	event, ok = parseUevent(buffer[:n])
-	return event, ok, nil
-}
-
 // parseUevent reads "add@/devices/…\0KEY=value\0…".
 func parseUevent(data []byte) (event Uevent, ok bool) {
-	fields := bytes.Split(data, []byte{0})
-	if !bytes.Contains(fields[0], []byte{'@'}) {
-		return Uevent{}, false
+	head, text, _ := strings.Cut(string(data), "\x00")
+	of := properties(text, "\x00")
+	event = Uevent{
+		Action: of["ACTION"], DevPath: of["DEVPATH"], Subsystem: of["SUBSYSTEM"], DevName: strings.TrimPrefix(of["DEVNAME"], "/dev/"),
+		Modalias: of["MODALIAS"],
 	}
-	for _, field := range fields[1:] {
-		key, value, _ := strings.Cut(string(field), "=")
-		switch key {
-		case "ACTION":
-			event.Action = value
-		case "DEVPATH":
-			event.DevPath = value
-		case "SUBSYSTEM":
-			event.Subsystem = value
-		case "DEVNAME":
-			event.DevName = strings.TrimPrefix(value, "/dev/")
-		case "MODALIAS":
-			event.Modalias = value
-		case "SEQNUM":
-			event.Seq, _ = strconv.ParseUint(value, 10, 64)
-		}
+	event.Seq, _ = strconv.ParseUint(of["SEQNUM"], 10, 64)
+	return event, strings.Contains(head, "@") && event.Action != "" && event.DevPath != ""
+}
+
+// properties are a device's, as the kernel says them: KEY=value, and then end.
+func properties(text, end string) map[string]string {
+	all := map[string]string{}
+	for part := range strings.SplitSeq(text, end) {
+		key, value, _ := strings.Cut(part, "=")
+		all[key] = value
 	}
-	return event, event.Action != "" && event.DevPath != ""
+	return all
 }

@@ -174,23 +174,17 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 		}
 	}
 	before := slices.DeleteFunc(slices.Clone(all), func(v volume.Volume) bool { return !d.Keeper.Mounted(v.Dir) })
-	if err = d.take(ctx, f, wanted, all); err == nil {
-		f, err = f.Inspect()
-	}
-	if err == nil {
-		err = d.keepFileSystems(ctx, f, all)
-	}
-	if err == nil {
-		err = d.Keeper.Finish(ctx, f, all)
-	}
-	if err == nil {
-		err = d.record(wanted.Name, f) // before the first file is written to it
-	}
-	if err == nil {
-		err = d.settle(ctx, f, before)
-	}
-	if err != nil {
-		return f.Path, nil, err
+	for _, step := range []func() error{
+		func() error { return d.take(ctx, f, wanted, all) },
+		func() (err error) { f, err = f.Inspect(); return err },
+		func() error { return d.keepFileSystems(ctx, f, all) },
+		func() error { return d.Keeper.Finish(ctx, f, all) },
+		func() error { return d.record(wanted.Name, f) }, // before the first file is written to it
+		func() error { return d.settle(ctx, f, before) },
+	} {
+		if err := step(); err != nil {
+			return f.Path, nil, err
+		}
 	}
 	made = map[string]Status{}
 	for _, v := range all {
@@ -397,14 +391,11 @@ func (m mounted) holds() bool {
 	if err != nil {
 		return false
 	}
-	for _, disk := range cfg.Machine.Disks {
-		for _, p := range disk.Partitions {
-			if s, err := Statuses.Get(m.store, filepath.Base(p.Mountpoint)); err != nil || !s.Spec.Mounted {
-				return false
-			}
-		}
+	lacks := func(p config.DataPartition) bool {
+		s, err := Statuses.Get(m.store, filepath.Base(p.Mountpoint))
+		return err != nil || !s.Spec.Mounted
 	}
-	return true
+	return !slices.ContainsFunc(cfg.Machine.Disks, func(d config.DataDisk) bool { return slices.ContainsFunc(d.Partitions, lacks) })
 }
 
 // recordFile is a file on STATE: on which disk each entry of machine.disks was made. While that disk is missing, the

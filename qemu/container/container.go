@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/garboard-os/garboard/qemu/container/cgroup"
 	"github.com/garboard-os/garboard/qemu/exit"
 	"github.com/garboard-os/garboard/qemu/osthread"
@@ -23,6 +22,32 @@ import (
 
 // initPath is PID 1 in the node's root filesystem.
 const initPath = "/sbin/init"
+
+// Exit codes of the sandbox program (services/front/sandbox/cmd/sandbox/node.go).
+const (
+	sandboxReboot = 10
+	sandboxDied   = 11
+	sandboxKilled = 12
+)
+
+// sandboxSpec is the input of the sandbox program (services/front/sandbox/cmd/sandbox/spec.go).
+type sandboxSpec struct {
+	ID        string        `json:"id"`
+	Hostname  string        `json:"hostname"`
+	Rootfs    string        `json:"rootfs"`
+	Work      string        `json:"work"`
+	Cgroup    string        `json:"cgroup"`
+	NetDevice string        `json:"netDevice,omitempty"`
+	Binds     []sandboxBind `json:"binds,omitempty"`
+	Args      []string      `json:"args"`
+	Console   string        `json:"console"`
+}
+
+type sandboxBind struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+}
 
 // Config describes one node.
 type Config struct {
@@ -54,15 +79,15 @@ func (c Config) Prepare() error {
 	return nil
 }
 
-func (c Config) spec() sandboxes.Node {
-	spec := sandboxes.Node{
+func (c Config) spec() sandboxSpec {
+	spec := sandboxSpec{
 		ID:        c.ID,
 		Hostname:  c.Hostname,
 		Rootfs:    c.Rootfs,
 		Work:      c.Work,
 		Cgroup:    c.Cgroup,
 		NetDevice: c.Link,
-		Binds: []sandboxes.Bind{
+		Binds: []sandboxBind{
 			{Source: c.State, Target: "/system/state"},
 			{Source: c.Ephemeral, Target: "/var"},
 			{Source: c.Configuration, Target: "/run/garboard-seed/config.yaml", ReadOnly: true},
@@ -71,7 +96,7 @@ func (c Config) spec() sandboxes.Node {
 		Console: c.Console,
 	}
 	if c.Init != "" {
-		spec.Binds = append(spec.Binds, sandboxes.Bind{Source: c.Init, Target: initPath, ReadOnly: true})
+		spec.Binds = append(spec.Binds, sandboxBind{Source: c.Init, Target: initPath, ReadOnly: true})
 	}
 	return spec
 }
@@ -145,11 +170,11 @@ func (r *Running) collect() {
 	switch {
 	case err == nil:
 		r.end = exit.Off
-	case code == sandboxes.ExitReboot:
+	case code == sandboxReboot:
 		r.end = exit.Reboot
-	case code == sandboxes.ExitDied:
+	case code == sandboxDied:
 		r.end = exit.Died
-	case code == sandboxes.ExitKilled || r.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled():
+	case code == sandboxKilled || r.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled():
 		r.end = exit.Killed
 	default:
 		r.end = exit.Failed

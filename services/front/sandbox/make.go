@@ -13,12 +13,13 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/process"
 )
 
 const (
+	// goLine gives the service leave to run.
+	goLine = "go\n"
 	// maxReply bounds what the sandbox program may answer: a number, and why there
 	// is no user namespace.
 	maxReply = 16 << 10
@@ -28,8 +29,28 @@ const (
 	goRuntimeShare = 75
 )
 
-func (r Runner) spec() sandboxes.Service {
-	return sandboxes.Service{
+// spec is what the sandbox program reads: its serviceSpec.
+type spec struct {
+	ID          string   `json:"id"`
+	Args        []string `json:"args"`
+	Env         []string `json:"env"`
+	UID         int      `json:"uid"`
+	Work        string   `json:"work"`
+	Cgroup      string   `json:"cgroup"`
+	Dir         string   `json:"dir"`
+	MemoryMax   int64    `json:"memoryMax"`
+	TasksMax    int64    `json:"tasksMax"`
+	OOMScoreAdj int      `json:"oomScoreAdj"`
+}
+
+// reply is what the sandbox program answers: its serviceReply.
+type reply struct {
+	PID     int      `json:"pid"`
+	Without []string `json:"without,omitempty"`
+}
+
+func (r Runner) spec() spec {
+	return spec{
 		ID: r.ID, Args: r.args, UID: r.UID, Work: r.work, Cgroup: r.parent + "/" + r.ID, Dir: r.Dir,
 		Env:         []string{"GOMEMLIMIT=" + strconv.FormatInt(r.memory*goRuntimeShare/100, 10)},
 		MemoryMax:   r.memory,
@@ -145,7 +166,7 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 		return nil, nil, err
 	}
 	r.Socket.PID.Store(int64(child.Pid()))
-	if _, err := m.orders.WriteString(sandboxes.Go); err != nil {
+	if _, err := m.orders.WriteString(goLine); err != nil {
 		return nil, nil, cmp.Or(ctx.Err(), err)
 	}
 	select {
@@ -159,16 +180,19 @@ func (m *maker) service(ctx context.Context, r Runner) (*process.Child, []string
 	return child, answer.Without, nil
 }
 
-func (m *maker) answer() (a sandboxes.Reply, err error) {
+func (m *maker) answer() (reply, error) {
 	line, err := bufio.NewReaderSize(m.answers, maxReply).ReadSlice('\n')
 	if err != nil {
-		return a, fmt.Errorf("read the sandbox program's answer: %w", err)
+		return reply{}, fmt.Errorf("read the sandbox program's answer: %w", err)
 	}
-	if a, err = sandboxes.Decode[sandboxes.Reply](bytes.NewReader(line)); err != nil {
-		return a, fmt.Errorf("decode the sandbox program's answer: %w", err)
+	var a reply
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&a); err != nil {
+		return reply{}, fmt.Errorf("decode the sandbox program's answer: %w", err)
 	}
 	if a.PID <= 1 {
-		return a, fmt.Errorf("the sandbox program answers with process %d", a.PID)
+		return reply{}, fmt.Errorf("the sandbox program answers with process %d", a.PID)
 	}
 	return a, nil
 }

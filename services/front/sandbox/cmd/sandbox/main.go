@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/runc/libcontainer"
 	// libcontainer starts this program again, as `init`, inside the namespaces;
 	// this is what then runs before Go does.
@@ -53,7 +52,7 @@ func main() {
 			os.Exit(int(end))
 		}
 		fmt.Fprintf(os.Stderr, "sandbox: %v\n", err)
-		os.Exit(sandboxes.ExitFailed)
+		os.Exit(exitFailed)
 	}
 }
 

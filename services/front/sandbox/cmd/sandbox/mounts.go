@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/cgroups"
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -62,7 +61,7 @@ func nodeDevices() (all []*devices.Device) {
 }
 
 // nodeConfig is the whole node for libcontainer.
-func nodeConfig(s sandboxes.Node, root string) (*configs.Config, error) {
+func nodeConfig(s nodeSpec, root string) (*configs.Config, error) {
 	capabilities, err := nodeCapabilities()
 	if err != nil {
 		return nil, err

@@ -9,11 +9,18 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	// Without it cgroup managers can't set device rules.
 	_ "github.com/opencontainers/cgroups/devices"
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
+)
+
+// The exit code of this program shows how the node ended.
+const (
+	exitFailed = 1  // the sandbox itself, with a line on standard error
+	exitReboot = 10 // the node asks to be started again
+	exitDied   = 11 // PID 1 ended in another way than by powering off or rebooting
+	exitKilled = 12 // PID 1 was killed
 )
 
 // insideCommand is the second half of node.
@@ -65,9 +72,9 @@ func runInside(args []string) error {
 	}
 	// Children are started from this thread, and their fate hangs on it.
 	runtime.LockOSThread()
-	spec, err := sandboxes.Decode[sandboxes.Node](os.Stdin)
+	spec, err := readSpec(os.Stdin)
 	if err != nil {
-		return fmt.Errorf("spec of a node: %w", err)
+		return err
 	}
 	root, state, err := workMounts(spec.Work, unix.MS_NOSUID|unix.MS_NODEV, "mode=0700", 0o700)
 	if err != nil {
@@ -104,7 +111,7 @@ func runInside(args []string) error {
 	return ended
 }
 
-func startAndWait(container *libcontainer.Container, spec sandboxes.Node, console *os.File) (ended, err error) {
+func startAndWait(container *libcontainer.Container, spec nodeSpec, console *os.File) (ended, err error) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	process := &libcontainer.Process{
@@ -150,9 +157,9 @@ func howEnded(status syscall.WaitStatus) error {
 	case status.Signaled() && status.Signal() == syscall.SIGINT: // LINUX_REBOOT_CMD_POWER_OFF, _HALT
 		return nil
 	case status.Signaled() && status.Signal() == syscall.SIGHUP: // LINUX_REBOOT_CMD_RESTART
-		return nodeEnd(sandboxes.ExitReboot)
+		return nodeEnd(exitReboot)
 	case status.Signaled() && status.Signal() == syscall.SIGKILL:
-		return nodeEnd(sandboxes.ExitKilled)
+		return nodeEnd(exitKilled)
 	}
-	return nodeEnd(sandboxes.ExitDied)
+	return nodeEnd(exitDied)
 }

@@ -6,7 +6,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 )
@@ -29,10 +28,10 @@ func TestMain(m *testing.M) {
 
 func TestSpec(t *testing.T) {
 	t.Parallel()
-	if s, err := sandboxes.Decode[sandboxes.Node](strings.NewReader(goodSpec)); err != nil || s.Binds[0].Target != "/var" {
+	if s, err := readSpec(strings.NewReader(goodSpec)); err != nil || s.Binds[0].Target != "/var" {
 		t.Errorf("spec %+v, %v", s, err)
 	}
-	if _, err := sandboxes.Decode[sandboxes.Node](strings.NewReader(strings.Replace(goodSpec, `"id"`, `"idd":"x","id"`, 1))); err == nil || !strings.Contains(err.Error(), `unknown field "idd"`) {
+	if _, err := readSpec(strings.NewReader(strings.Replace(goodSpec, `"id"`, `"idd":"x","id"`, 1))); err == nil || !strings.Contains(err.Error(), `unknown field "idd"`) {
 		t.Errorf("an unknown key: %v", err)
 	}
 }
@@ -47,10 +46,10 @@ func TestHowEnded(t *testing.T) {
 	}{
 		{"exit 0", exited(0), nil},
 		{"poweroff", syscall.WaitStatus(syscall.SIGINT), nil},
-		{"reboot", syscall.WaitStatus(syscall.SIGHUP), nodeEnd(sandboxes.ExitReboot)},
-		{"killed", syscall.WaitStatus(syscall.SIGKILL), nodeEnd(sandboxes.ExitKilled)},
-		{"panic", exited(2), nodeEnd(sandboxes.ExitDied)},
-		{"crash", syscall.WaitStatus(syscall.SIGSEGV), nodeEnd(sandboxes.ExitDied)},
+		{"reboot", syscall.WaitStatus(syscall.SIGHUP), nodeEnd(exitReboot)},
+		{"killed", syscall.WaitStatus(syscall.SIGKILL), nodeEnd(exitKilled)},
+		{"panic", exited(2), nodeEnd(exitDied)},
+		{"crash", syscall.WaitStatus(syscall.SIGSEGV), nodeEnd(exitDied)},
 	} {
 		if got := howEnded(tc.status); got != tc.want {
 			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
@@ -83,7 +82,7 @@ func TestCommandLine(t *testing.T) {
 // The clock and the kernel's code are the host's, whatever else a node may.
 func TestNodeConfig(t *testing.T) {
 	t.Parallel()
-	spec := sandboxes.Node{ID: "c.n", Hostname: "n", Cgroup: "/garboard/c/n", NetDevice: "veth7", Binds: []sandboxes.Bind{{Source: "/a", Target: "/x", ReadOnly: true}, {Source: "/b", Target: "/y"}}}
+	spec := nodeSpec{ID: "c.n", Hostname: "n", Cgroup: "/garboard/c/n", NetDevice: "veth7", Binds: []bind{{"/a", "/x", true}, {"/b", "/y", false}}}
 	c, err := nodeConfig(spec, "/root")
 	if err != nil {
 		t.Fatal(err)

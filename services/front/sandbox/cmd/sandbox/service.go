@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
 )
@@ -24,9 +22,20 @@ const (
 	// socketFD is the path of the socket of PID 1. The service has it as file descriptor 3.
 	socketFD = 4
 
+	// goLine is PID 1's leave to run the program.
+	goLine = "go\n"
 	// maxSpec bounds the line with the spec: a hundred binds are a tenth of it.
 	maxSpec = 64 << 10
 )
+
+// serviceReply is the answer to PID 1 about a complete sandbox. Package sandbox
+// reads it. Both sides refuse unknown fields.
+type serviceReply struct {
+	// PID is the service's process, as PID 1 sees it.
+	PID int `json:"pid"`
+	// Without lists what the sandbox lacks here, and why. PID 1 logs it.
+	Without []string `json:"without,omitempty"`
+}
 
 // runService makes the sandbox of one service, and leaves. Nothing of it stays
 // resident beside the service: the kernel gives the service to PID 1 as its child.
@@ -62,7 +71,7 @@ func runServiceInside(args []string) error {
 	if err != nil {
 		return fmt.Errorf("read the spec: %w", err)
 	}
-	spec, err := sandboxes.Decode[sandboxes.Service](bytes.NewReader(line))
+	spec, err := decodeServiceSpec(line)
 	if err != nil {
 		return fmt.Errorf("spec: %w", err)
 	}
@@ -97,8 +106,8 @@ type sandboxed struct {
 // buildSandbox makes the sandbox with a user namespace or, if that isn't
 // possible, without one. A kernel may have no user namespaces. In a container whose
 // /proc is partly covered, the kernel refuses to mount /proc in one.
-func buildSandbox(spec sandboxes.Service, root, state string, output, socket *os.File) (*sandboxed, sandboxes.Reply, error) {
-	var reply sandboxes.Reply
+func buildSandbox(spec serviceSpec, root, state string, output, socket *os.File) (*sandboxed, serviceReply, error) {
+	var reply serviceReply
 	s, err := startSandbox(spec, root, state, output, socket, true)
 	if err != nil {
 		reply.Without = append(reply.Without, fmt.Sprintf("its own user namespace: %v", err))
@@ -114,7 +123,7 @@ func buildSandbox(spec sandboxes.Service, root, state string, output, socket *os
 	return s, reply, nil
 }
 
-func startSandbox(spec sandboxes.Service, root, state string, output, socket *os.File, userNamespace bool) (*sandboxed, error) {
+func startSandbox(spec serviceSpec, root, state string, output, socket *os.File, userNamespace bool) (*sandboxed, error) {
 	container, err := libcontainer.Create(state, spec.ID, serviceConfig(spec, root, userNamespace))
 	if err != nil {
 		return nil, fmt.Errorf("create sandbox %s: %w", spec.ID, err)
@@ -142,7 +151,7 @@ func startSandbox(spec sandboxes.Service, root, state string, output, socket *os
 
 // handOver sends the process to PID 1, waits until PID 1 has registered it, and starts
 // it.
-func (s *sandboxed) handOver(in *bufio.Reader, reply sandboxes.Reply) error {
+func (s *sandboxed) handOver(in *bufio.Reader, reply serviceReply) error {
 	line, err := json.Marshal(reply)
 	if err != nil {
 		return err
@@ -150,11 +159,11 @@ func (s *sandboxed) handOver(in *bufio.Reader, reply sandboxes.Reply) error {
 	if _, err := os.Stdout.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("tell the process: %w", err)
 	}
-	leave := make([]byte, len(sandboxes.Go))
+	leave := make([]byte, len(goLine))
 	if _, err := io.ReadFull(in, leave); err != nil {
 		return fmt.Errorf("wait for leave to run: %w", err)
 	}
-	if string(leave) != sandboxes.Go {
+	if string(leave) != goLine {
 		return fmt.Errorf("wait for leave to run: %q isn't it", leave)
 	}
 	return s.container.Exec()
@@ -168,7 +177,7 @@ func (s *sandboxed) kill() {
 
 // serviceMounts prepares this process' own mount namespace: spec.Work becomes a
 // tmpfs with the sandbox's root in it, empty but for the places to mount on.
-func serviceMounts(spec sandboxes.Service) (root, state string, err error) {
+func serviceMounts(spec serviceSpec) (root, state string, err error) {
 	root, state, err = workMounts(spec.Work, quiet, "mode=0755,size=1m", 0o755)
 	if err != nil {
 		return "", "", err

@@ -4,7 +4,6 @@ import (
 	_ "embed"
 	"strings"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/moby/sys/capability"
 	"github.com/opencontainers/cgroups"
 	devices "github.com/opencontainers/cgroups/devices/config"
@@ -43,7 +42,7 @@ var serviceDevices = []*devices.Device{
 const rootInside = 60000
 
 // serviceConfig is the whole sandbox for libcontainer.
-func serviceConfig(s sandboxes.Service, root string, userNamespace bool) *configs.Config {
+func serviceConfig(s serviceSpec, root string, userNamespace bool) *configs.Config {
 	c := &configs.Config{
 		Rootfs:     root,
 		Readonlyfs: true,
@@ -79,7 +78,7 @@ func serviceConfig(s sandboxes.Service, root string, userNamespace bool) *config
 	return c
 }
 
-func serviceResources(s sandboxes.Service) *cgroups.Resources {
+func serviceResources(s serviceSpec) *cgroups.Resources {
 	r := &cgroups.Resources{Memory: s.MemoryMax, PidsLimit: &s.TasksMax}
 	if cgroups.IsCgroup2UnifiedMode() {
 		// No swap: keys don't go to a disk. (cgroup v1 has it in one sum with memory,

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/garboard-os/garboard/api/sandboxes"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 )
@@ -16,17 +15,17 @@ const goodServiceSpec = `{"id":"apid","args":["/sbin/init","apid"],"uid":50,"wor
 // PID 1 and this program are of one release, and agree by this text.
 func TestServiceSpec(t *testing.T) {
 	t.Parallel()
-	if s, err := sandboxes.Decode[sandboxes.Service](strings.NewReader(goodServiceSpec)); err != nil || s.Dir != "/s" || s.MemoryMax != 64<<20 {
+	if s, err := decodeServiceSpec([]byte(goodServiceSpec)); err != nil || s.Dir != "/s" || s.MemoryMax != 64<<20 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := sandboxes.Decode[sandboxes.Service](strings.NewReader(strings.Replace(goodServiceSpec, `"id"`, `"caps":"all","id"`, 1))); err == nil || !strings.Contains(err.Error(), `unknown field "caps"`) {
+	if _, err := decodeServiceSpec([]byte(strings.Replace(goodServiceSpec, `"id"`, `"caps":"all","id"`, 1))); err == nil || !strings.Contains(err.Error(), `unknown field "caps"`) {
 		t.Errorf("an unknown key: %v", err)
 	}
 }
 
 func TestServiceConfig(t *testing.T) {
 	t.Parallel()
-	spec, err := sandboxes.Decode[sandboxes.Service](strings.NewReader(goodServiceSpec))
+	spec, err := decodeServiceSpec([]byte(goodServiceSpec))
 	if err != nil {
 		t.Fatal(err)
 	}

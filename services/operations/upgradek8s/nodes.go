@@ -110,7 +110,7 @@ func (o Options) survey(ctx context.Context) (s survey, err error) {
 // ask completes the state of a node from the node itself, and returns what is broken.
 func (o Options) ask(ctx context.Context, st *state) []error {
 	if !st.Address.IsValid() {
-		return []error{errors.New("Kubernetes knows no InternalIP of it")}
+		return []error{errors.New("its InternalIP isn't known to Kubernetes")}
 	}
 	document, _, err := rollout.Config(ctx, o.Peers, st.Node)
 	if err != nil {

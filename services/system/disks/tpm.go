@@ -74,7 +74,7 @@ func (t *byTPM) Unseal(_ context.Context, sealed []byte) ([]byte, error) {
 // usableTPM is an error on a machine whose TPM would give the keys to any system.
 func (d *Disks) usableTPM() error {
 	if state := esp.SecureBoot(d.Firmware); state != esp.SecureOn {
-		return fmt.Errorf("Secure Boot is needed, which is %q: docs/secure-boot.md", state)
+		return fmt.Errorf("it needs Secure Boot, which is %q: docs/secure-boot.md", state)
 	}
 	return d.tpm.Usable()
 }

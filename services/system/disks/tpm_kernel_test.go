@@ -88,7 +88,7 @@ func TestKeysOfTheTPM(t *testing.T) {
 
 	m := measured(t, machine, measuredBoot{"db", keys, "v1", "\x00"}, disk)
 	m.encryption = wanted
-	if err := m.up(install); err == nil || !strings.Contains(err.Error(), "Secure Boot is needed") {
+	if err := m.up(install); err == nil || !strings.Contains(err.Error(), "it needs Secure Boot") {
 		t.Errorf("without Secure Boot: %v", err)
 	}
 	m.off()

@@ -63,12 +63,14 @@ type volumeStatus struct {
 
 // ephemeral is the EPHEMERAL of a node.
 func ephemeral(ctx context.Context, n *client.Client) (v volumeStatus, err error) {
-	all, err := client.Unary(ctx, n.Resource.List, &apiv1.ListResourcesRequest{Type: "volumes", Id: boot.LabelEphemeral})
+	all, err := client.Unary(ctx, n.Resource.List, &apiv1.ListResourcesRequest{Type: "volumes"})
 	if err != nil {
 		return v, err
 	}
 	for _, r := range all.Items {
-		return v, yaml.Unmarshal([]byte(r.Spec), &v)
+		if r.Id == boot.LabelEphemeral {
+			return v, yaml.Unmarshal([]byte(r.Spec), &v)
+		}
 	}
 	return v, fmt.Errorf("EPHEMERAL isn't there yet, or this node is a container: gbctl -n %s get volumes", n.Name)
 }

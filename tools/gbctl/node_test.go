@@ -48,7 +48,7 @@ func (s resourceService) List(_ context.Context, r *connect.Request[apiv1.ListRe
 		if s.node.is("plain") {
 			spec = "layers: xfs\nunlike: true\n"
 		}
-		return answerWith(&apiv1.ListResourcesResponse{Items: []*apiv1.Resource{{Id: r.Msg.Id, Spec: spec}}})
+		return answerWith(&apiv1.ListResourcesResponse{Items: []*apiv1.Resource{{Id: "EPHEMERAL", Spec: spec}}})
 	}
 	m, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", r.Msg)
 	if err == nil && s.node.kind != "controlplane" && m.Msg.Definition.DefaultNamespace == "controlplane" {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 const (
@@ -331,7 +333,7 @@ func goRun(ctx context.Context, dir string, out io.Writer, args ...string) error
 
 func run(ctx context.Context, dir string, out io.Writer, program string, args ...string) error {
 	name := filepath.Base(program)
-	fmt.Fprintf(out, "+ %s %s\n", name, strings.Join(args, " "))
+	fmt.Fprintf(out, "+ %s %s\n", name, config.Shorten(strings.Join(args, " "), 400)) // not all packages
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = out, os.Stderr

@@ -39,7 +39,7 @@ var withoutFormats = map[string][]string{
 		"man", "media build", "pcap", "support",
 	},
 	"a format of their own": {
-		"boot-chart", "config show", "dashboard", "image provenance", "inspect graph", "kubeconfig", "metrics", "read", "recovery-key add", "schema", "token create",
+		"attest", "boot-chart", "config show", "dashboard", "image provenance", "inspect graph", "kubeconfig", "metrics", "read", "recovery-key add", "schema", "token create",
 	},
 }
 

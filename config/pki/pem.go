@@ -93,6 +93,12 @@ func SignedBy(cert *x509.Certificate, authorities []byte) bool {
 	return false
 }
 
+// IssuedBy reports whether a certificate is of the authority that issues: the first one of PEM text.
+func IssuedBy(cert *x509.Certificate, authority []byte) bool {
+	block, _ := pem.Decode(authority)
+	return block != nil && SignedBy(cert, pem.EncodeToMemory(block))
+}
+
 // ParsePublicKey reads the first public key of PEM text (RFC 7468, section 13): RSA, ECDSA or Ed25519.
 func ParsePublicKey(text []byte) (crypto.PublicKey, error) {
 	return first(text, "public key", x509.ParsePKIXPublicKey, publicType)

@@ -266,6 +266,9 @@ func TestSignedBy(t *testing.T) {
 	if !SignedBy(cert, both) || SignedBy(cert, ours.Cert) || SignedBy(cert, other.Cert) || SignedBy(cert, nil) {
 		t.Error("a certificate is of the second of two authorities, and of no other")
 	}
+	if IssuedBy(cert, both) || !IssuedBy(cert, append(bytes.Clone(former.Cert), ours.Cert...)) || IssuedBy(cert, nil) {
+		t.Error("the first of two authorities is the one that issues")
+	}
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: Pool(both), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
 		t.Error(err)
 	}

@@ -328,6 +328,24 @@ func TestEventsBeginWithWhatIsThere(t *testing.T) {
 	})
 }
 
+// An object that changes before each look holds up no other.
+func TestWatchTellsOfAllInTurn(t *testing.T) {
+	t.Parallel()
+	s := NewStore()
+	w := s.As("test")
+	watch := &watcher{store: s, typ: pods.Type(), synced: true, told: make(map[key]Object[any])}
+	looks := 0
+	for e := (Event{}); e.Object.ID != "b"; looks++ {
+		must(t, pods.Put(w, "a", podSpec{Image: fmt.Sprint(looks)}))
+		if looks == 1 {
+			must(t, pods.Put(w, "b", podSpec{}))
+		}
+		if e, _ = watch.next(); looks > 5 {
+			t.Fatal("b isn't told of")
+		}
+	}
+}
+
 func TestWatchTellsThatSomethingChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewStore()

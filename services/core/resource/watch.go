@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/garboard-os/garboard/services/core/lists"
@@ -57,7 +56,7 @@ func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Ev
 	mark := make(chan struct{}, 1)
 	stop := s.notify([]Input{{Type: typ, ID: id}}, mark)
 	w := &watcher{store: s, typ: typ, namespace: namespace, id: id, told: map[key]Object[any]{}}
-	w.present = w.objects()
+	w.round = w.objects()
 	out := make(chan Event)
 	go func() {
 		defer close(out)
@@ -84,7 +83,7 @@ func (s *Store) Events(ctx context.Context, typ, namespace, id string) <-chan Ev
 type watcher struct {
 	store              *Store
 	typ, namespace, id string        // "": all
-	present            []Object[any] // what was there at the start, and wasn't told of yet
+	round              []Object[any] // what was there when it was looked at last, and whose turn is still to come
 	synced             bool
 	told               map[key]Object[any]
 }
@@ -93,35 +92,42 @@ func (w *watcher) objects() []Object[any] {
 	return slices.DeleteFunc(w.store.Objects(w.typ, w.namespace), func(o Object[any]) bool { return w.id != "" && o.ID != w.id })
 }
 
-// next is the next event; false: there is none now. What was never told of needn't be told deleted.
+// next is the next event; false: there is none now. What was never told of needn't be told deleted. All objects that
+// are there get their turn before the first one is looked at again, however often that changes.
 func (w *watcher) next() (Event, bool) {
-	for len(w.present) > 0 {
-		o, err := w.store.get(w.typ, w.present[0].Namespace, w.present[0].ID)
-		if w.present = w.present[1:]; err == nil {
-			return w.tell(Present, o), true
+	for again := false; ; again = true {
+		for len(w.round) > 0 {
+			o, err := w.store.get(w.typ, w.round[0].Namespace, w.round[0].ID)
+			w.round = w.round[1:]
+			if err != nil {
+				continue // it has gone
+			}
+			switch old, known := w.told[key{o.Namespace, o.ID}]; {
+			case !w.synced:
+				return w.tell(Present, o), true
+			case !known:
+				return w.tell(Created, o), true
+			case old.Version != o.Version || !old.Created.Equal(o.Created) || !slices.Equal(old.Finalizers, o.Finalizers):
+				return w.tell(Updated, o), true
+			}
 		}
-	}
-	if !w.synced {
-		w.synced = true
-		return Event{Kind: Synced}, true
-	}
-	there, gone := w.objects(), maps.Clone(w.told)
-	for _, o := range there {
-		delete(gone, key{o.Namespace, o.ID})
-	}
-	for k, o := range gone { // they come first: others may have taken their place
-		delete(w.told, k)
-		return Event{Deleted, o}, true
-	}
-	for _, o := range there {
-		switch old, known := w.told[key{o.Namespace, o.ID}]; {
-		case !known:
-			return w.tell(Created, o), true
-		case !reflect.DeepEqual(old, o):
-			return w.tell(Updated, o), true
+		if !w.synced {
+			w.synced = true
+			return Event{Kind: Synced}, true
 		}
+		if again {
+			return Event{}, false
+		}
+		there, gone := w.objects(), maps.Clone(w.told)
+		for _, o := range there {
+			delete(gone, key{o.Namespace, o.ID})
+		}
+		for k, o := range gone { // they come first: others may have taken their place
+			delete(w.told, k)
+			return Event{Deleted, o}, true
+		}
+		w.round = there
 	}
-	return Event{}, false
 }
 
 func (w *watcher) tell(kind EventKind, o Object[any]) Event {

@@ -136,13 +136,13 @@ func (e *Etcd) remove(ctx context.Context) (name string, was bool, err error) {
 // discard stops the service and removes the data of a member that was removed.
 // It can't be undone or interrupted, whether the caller waits or not.
 func (e *Etcd) discard(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
 	return e.inTurn(ctx, func() error {
 		before, err := e.read()
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
-		defer cancel()
 		if err := e.o.Stop(ctx); err != nil {
 			return fmt.Errorf("leave etcd: its member is removed; stop the service: %w", err)
 		}

@@ -105,7 +105,7 @@ func signed(have []byte, s secrets.KubeletSpec) (accepted, issuing bool) {
 		return false, false
 	}
 	accepted = pki.SignedBy(cert, s.CA)
-	return accepted, accepted && pki.SignedBy(cert, s.Issuing)
+	return accepted, accepted && pki.IssuedBy(cert, s.Issuing)
 }
 
 // whileAddressed runs the kubelet for as long as the node keeps the addresses that

@@ -30,7 +30,7 @@ func keep(have, ca config.CertKey, want pki.Leaf) (config.CertKey, error) {
 }
 
 func signedBy(cert *x509.Certificate, ca config.CertKey) bool {
-	return pki.SignedBy(cert, ca.Crt)
+	return pki.IssuedBy(cert, ca.Crt)
 }
 
 // signedByAny reports whether one of the authorities has signed a certificate.

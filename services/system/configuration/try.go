@@ -180,7 +180,7 @@ const retryUndo = 5 * time.Second
 func (a *Applier) expire() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.trial == nil || a.deadline.IsZero() || a.o.Now().Before(a.deadline) {
+	if a.config == nil || a.trial == nil || a.deadline.IsZero() || a.o.Now().Before(a.deadline) {
 		return // confirmed meanwhile
 	}
 	if _, _, err := a.undo("not confirmed within " + a.trial.Timeout.String()); err != nil {

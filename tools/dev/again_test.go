@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -62,6 +63,11 @@ func lucky(t *testing.T, packages ...string) (*suite, *strings.Builder, phase) {
 	t.Helper()
 	dir := t.TempDir()
 	lay(t, dir, luckyModule)
+	for path := range luckyModule { // go test has kept no result of another directory
+		if folder := filepath.Dir(path); folder != "." {
+			lay(t, dir, map[string]string{folder + "/own_test.go": "package " + folder + "\nimport \"os\"\nfunc init() { os.Setenv(`OWN`, `" + dir + "`) }\n"})
+		}
+	}
 	var out strings.Builder
 	return &suite{root: dir, out: &out}, &out, phase{name: "unit", run: func(ctx context.Context, s *suite) (result, error) {
 		return goTest{dir: s.root}.run(ctx, s.out, nil, packages...)

@@ -115,6 +115,12 @@ func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
 		return
 	}
 	d.tpm.closed = true
+	defer func() { // also after a panic about what is on the disk
+		if err := d.tpm.Close(); err != nil && !errors.Is(err, tpm.ErrNone) {
+			clear(d.tpm.known)
+			d.log.Error("the TPM's keys aren't used in this boot, as it can't be closed", "err", err)
+		}
+	}()
 	measured := Measured{Is: "as signed"}
 	if err := d.tpm.Measured(); err != nil {
 		measured.Is = err.Error()
@@ -138,9 +144,5 @@ func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
 		if err != nil {
 			d.log.Warn(fmt.Sprintf("the TPM's keys of %s aren't read: %v", l.Label, err))
 		}
-	}
-	if err := d.tpm.Close(); err != nil && !errors.Is(err, tpm.ErrNone) {
-		clear(d.tpm.known)
-		d.log.Error("the TPM's keys aren't used in this boot, as it can't be closed", "err", err)
 	}
 }

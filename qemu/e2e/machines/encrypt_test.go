@@ -55,7 +55,7 @@ func TestEncryptRunningNode(t *testing.T) {
 		t.Errorf("EPHEMERAL isn't encrypted:\n%s", out)
 	}
 	m.Reached("EPHEMERAL is encrypted")
-	c.Eventually(10*time.Minute, "the worker is Ready", says("yes", "health"))
+	c.Eventually(10*time.Minute, "the worker is Ready", says(" serves ", "health"))
 	if out := c.Gbctl("-n", node, "encrypt", "--yes"); !strings.Contains(out, "nothing to do") {
 		t.Errorf("it is done again: %s", out)
 	}

@@ -263,7 +263,7 @@ func kernelTests(ctx context.Context, s *suite) (result, error) {
 	names, folders := chosen(all, func(t bootTest) bool { return t.tag == kernelTag })
 	// The program of a test can be the one of a system, which sees no library.
 	test := goTest{dir: s.copied, env: []string{"CGO_ENABLED=0"}, args: []string{
-		"-p=2", "-tags=" + kernelTag, "-timeout=" + unitTimeout.String(), "-exec=" + program + " uml",
+		"-p=2", "-tags=" + kernelTag, "-timeout=" + kernelTimeout.String(), "-exec=" + program + " uml",
 	}}
 	return test.run(ctx, s.out, names, folders...)
 }

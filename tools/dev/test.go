@@ -31,6 +31,8 @@ const (
 	// unitTimeout bounds the tests of one package: the longest take two minutes on a
 	// machine that has nothing else to do, and these share theirs.
 	unitTimeout = 15 * time.Minute
+	// kernelTimeout likewise: those of disks take 15 minutes beside an emulated machine.
+	kernelTimeout = 30 * time.Minute
 	// testBudget is what make test may take where all that it boots is built.
 	testBudget = 20 * time.Minute
 )

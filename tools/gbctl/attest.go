@@ -48,8 +48,8 @@ func (a *app) attestCommand() *cobra.Command {
 			}
 			fmt.Fprintf(a.out, "%s: runs a system that the owner of %s has signed, as its TPM says\ntpm   %s\npcr7  %s\npcr11 %s\n",
 				n.Name, owned, proven.TPM, proven.PCR7, hex.EncodeToString(answer.System))
-			if want.TPM == "" {
-				fmt.Fprintln(a.notes(), "whose TPM this is isn't proven: keep its fingerprint of the day of the installation, and give it with --tpm")
+			if want.TPM == "" || want.PCR7 == "" {
+				fmt.Fprintln(a.notes(), "without --tpm and --pcr7, other systems can say this, too: keep both of the day of the installation, and give them")
 			}
 			return nil
 		})

@@ -66,6 +66,8 @@ func warnKeys(c *Config, r *report) {
 			switch {
 			case known && key.Static != nil:
 				r.warn(e.where.with("keys", i, "static"), "%s", passphrase)
+			case e.Label != "STATE" && key.TPM != nil && c.Machine.SystemDiskEncryption.State == nil:
+				r.warn(e.where.with("keys", i, "tpm"), "STATE isn't encrypted: whoever has the disk changes the configuration there, and the machine opens this partition for him; encrypt STATE as well")
 			case guarded && key.NodeID != nil:
 				r.warn(e.where.with("keys", i, "nodeID"), "opens the partition without the key server or the TPM: whoever has the machine has it; leave it out, and have a recovery key, or a static key beside it for other partitions than STATE")
 			}

@@ -92,7 +92,11 @@ func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 		_, err := luks.UUID(d.o.uuidFile)
 		return luks.Key{Slot: k.Slot, Kind: "kms", Sealer: k.KMS, Err: err}
 	case k.TPM != nil:
-		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: &d.tpm, Err: d.tpm.usable()}
+		var sealer luks.Sealer = &d.tpm
+		if label != boot.LabelState {
+			sealer = ofEphemeral{d}
+		}
+		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: sealer, Err: d.tpm.usable()}
 	}
 	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)
 	return luks.Key{Slot: k.Slot, Kind: "nodeID", Passphrase: passphrase, Err: err}

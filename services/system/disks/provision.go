@@ -51,6 +51,9 @@ func (d *Disks) provision(ctx context.Context, h *dag.Handle, install config.Ins
 		if err := d.Keeper.Open(ctx, dev, v); err != nil {
 			return "", err
 		}
+		if err := d.keepOwn(); err != nil {
+			return "", err
+		}
 	}
 	d.system.Store(&dev)
 	return fmt.Sprintf("STATE and EPHEMERAL of %s (%s)", dev.Path, disk.SizeText(dev.Size)), nil

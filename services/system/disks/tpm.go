@@ -3,9 +3,14 @@ package disks
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/esp"
@@ -17,6 +22,9 @@ import (
 // kindTPM is that of keys in the configuration and in headers.
 const kindTPM = "tpm"
 
+// asSigned is the system of a boot that the TPM's keys are for.
+const asSigned = "as signed"
+
 // byTPM has the keys that the machine's TPM seals (luks.Sealer). All of the system's disk are unsealed at once, and
 // then the TPM is closed until the next boot: before anything of a disk is used, which somebody else may have written,
 // and before anybody else can give the machine a configuration.
@@ -26,11 +34,12 @@ type byTPM struct {
 	closed bool              // no key comes back any more
 	known  map[string][]byte // passphrases by what they are sealed in
 	failed map[string]error  // the others, likewise
+	own    []string          // fingerprints of the passphrases of EPHEMERAL that this boot has sealed
 }
 
 // Measured is what the TPM had of this boot when the disks were opened.
 type Measured struct {
-	Is          string // as signed, or why not
+	Is          string // asSigned, or why not
 	PCR7, PCR11 string // hexadecimal; "": there is no TPM
 }
 
@@ -76,7 +85,61 @@ func (d *Disks) usableTPM() error {
 	if state := esp.SecureBoot(d.Firmware); state != esp.SecureOn {
 		return fmt.Errorf("it needs Secure Boot, which is %q: docs/secure-boot.md", state)
 	}
+	// Usable alone would take a key that this boot doesn't get back.
+	if is := d.Measured().Is; is != asSigned {
+		return errors.New(cmp.Or(is, "the TPM wasn't asked yet"))
+	}
 	return d.tpm.Usable()
+}
+
+// ofEphemeral seals keys of EPHEMERAL. One comes back only where STATE knows it: whoever makes STATE anew, or puts
+// another one there, gives this machine a configuration of his own, and must not get the data of before.
+type ofEphemeral struct{ *Disks }
+
+// Seal implements luks.Sealer.
+func (e ofEphemeral) Seal(ctx context.Context, passphrase []byte) ([]byte, error) {
+	sealed, err := e.tpm.Seal(ctx, passphrase)
+	if err == nil {
+		e.tpm.own = append(e.tpm.own, fingerprint(passphrase))
+		err = e.keepOwn()
+	}
+	return sealed, err
+}
+
+// Unseal implements luks.Sealer.
+func (e ofEphemeral) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
+	passphrase, err := e.tpm.Unseal(ctx, sealed)
+	if err != nil || slices.Contains(e.tpm.own, fingerprint(passphrase)) {
+		return passphrase, err
+	}
+	known, err := os.ReadFile(e.ownFile())
+	if err != nil || !slices.Contains(strings.Fields(string(known)), fingerprint(passphrase)) {
+		return nil, errors.Join(errors.New("STATE isn't the one that was there when this key was made: give the recovery key, or wipe "+
+			"EPHEMERAL with gbctl reset --system-labels-to-wipe EPHEMERAL --reboot"), err)
+	}
+	return passphrase, nil
+}
+
+// fingerprint of a passphrase tells nothing about it: it has 260 random bits.
+func fingerprint(passphrase []byte) string {
+	sum := sha256.Sum256(passphrase)
+	return hex.EncodeToString(sum[:])
+}
+
+// ownFile has the fingerprints of EPHEMERAL's sealed passphrases, a line each.
+func (d *Disks) ownFile() string { return filepath.Join(d.o.dirs.State, "ephemeral-keys") }
+
+// keepOwn writes those that this boot has made to STATE, as soon as that is mounted.
+func (d *Disks) keepOwn() error {
+	if len(d.tpm.own) == 0 || !d.Keeper.Mounted(d.o.dirs.State) {
+		return nil
+	}
+	known, err := os.ReadFile(d.ownFile())
+	if boot.IgnoreMissing(err) != nil {
+		return err
+	}
+	lines := slices.Compact(slices.Sorted(slices.Values(append(strings.Fields(string(known)), d.tpm.own...))))
+	return boot.WriteFile(d.ownFile(), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
 }
 
 // SealFor has the TPM give the keys to systems with another PCR key, too, in PEM: those of an upgrade. Of keys that are
@@ -121,7 +184,7 @@ func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
 			d.log.Error("the TPM's keys aren't used in this boot, as it can't be closed", "err", err)
 		}
 	}()
-	measured := Measured{Is: "as signed"}
+	measured := Measured{Is: asSigned}
 	if err := d.tpm.Measured(); err != nil {
 		measured.Is = err.Error()
 	}

@@ -192,6 +192,25 @@ func TestKeysOfTheTPM(t *testing.T) {
 	}
 	m.comesUp(install, wanted)
 	m.isMarked()
+	m.off()
+
+	// A thief makes STATE anew: the signed system takes his configuration, and doesn't open EPHEMERAL for it.
+	state, err := os.OpenFile(partition(t, disk, boot.LabelState), os.O_WRONLY|os.O_SYNC, 0)
+	if err == nil {
+		_, err = state.Write(make([]byte, 32<<20))
+		err = errors.Join(err, state.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = measured(t, machine, changed, disk)
+	m.encryption = wanted
+	if err := m.up(install); err == nil || !strings.Contains(err.Error(), "STATE isn't the one that was there") {
+		t.Errorf("a new STATE opens EPHEMERAL: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(m.dir, "var/mark")); err == nil {
+		t.Error("the thief has the data")
+	}
 }
 
 // An upgrade to a system of another PCR key opens the disk, and so does the way back. The upgrade after that ends the

@@ -22,13 +22,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"math/big"
 	"os"
 	"path/filepath"
 
 	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
-	"github.com/google/go-tpm/tpm2/transport/linuxtpm"
+	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/api"
 )
@@ -77,9 +78,21 @@ type signature struct {
 
 // New is the TPM of a machine whose boot loader has left files in a directory.
 func New(dir string) *TPM {
-	t := &TPM{Open: func() (transport.TPMCloser, error) { return linuxtpm.Open(Device) }}
+	t := &TPM{Open: open}
 	t.why = t.read(dir)
 	return t
+}
+
+// device hides its file from go-tpm, which would poll that: a signal to PID 1 ends a poll. The kernel answers a write to
+// a blocking file before that returns.
+type device struct{ io.ReadWriteCloser }
+
+func open() (transport.TPMCloser, error) {
+	fd, err := unix.Open(Device, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: Device, Err: err}
+	}
+	return transport.FromReadWriteCloser(device{os.NewFile(uintptr(fd), Device)}), nil
 }
 
 func (t *TPM) read(dir string) error {
@@ -266,9 +279,14 @@ func (t *TPM) Measured() error {
 	if err != nil {
 		return err
 	}
-	values, err := t.Values(SystemPCR)
+	values, err := t.Values(SystemPCR, argumentsPCR, extensionPCR)
 	if err != nil {
 		return err
+	}
+	for _, pcr := range []uint{argumentsPCR, extensionPCR} {
+		if !bytes.Equal(values[pcr], make([]byte, sha256.Size)) {
+			return fmt.Errorf("kernel arguments, credentials or extensions came from outside of the signed system (PCR %d)", pcr)
+		}
 	}
 	p, err := tpm2.NewPolicyCalculator(tpm2.TPMAlgSHA256)
 	if err != nil {

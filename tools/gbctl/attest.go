@@ -46,7 +46,7 @@ func (a *app) attestCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("nothing is proven: %w", err)
 			}
-			fmt.Fprintf(a.out, "%s: runs a system that the owner of %s has signed, as its TPM says\ntpm   %s\npcr7  %s\npcr11 %s\n",
+			fmt.Fprintf(a.out, "%s: a TPM says that it runs a system that the owner of %s has signed\ntpm   %s\npcr7  %s\npcr11 %s\n",
 				n.Name, owned, proven.TPM, proven.PCR7, hex.EncodeToString(answer.System))
 			if want.TPM == "" || want.PCR7 == "" {
 				fmt.Fprintln(a.notes(), "without --tpm and --pcr7, other systems can say this, too: keep both of the day of the installation, and give them")

@@ -105,7 +105,7 @@ esac`, `
 	}
 	opened(` A +\d+ +good +\S+ +yes +yes`)
 	c.Gbctl("-n", node, "upgrade", "--image", upgrade)
-	if out := c.Gbctl("-n", node, "attest", "--owner", dir); !strings.Contains(out, "runs a system that the owner of "+dir+" has signed") {
+	if out := c.Gbctl("-n", node, "attest", "--owner", dir); !strings.Contains(out, "it runs a system that the owner of "+dir+" has signed") {
 		t.Errorf("attest: %s", out)
 	}
 	opened(` B +\d+ +good +v2\.0\.0 +yes +yes`)

@@ -83,8 +83,8 @@ func New(dir string) *TPM {
 	return t
 }
 
-// device hides its file from go-tpm, which would poll that: a signal to PID 1 ends a poll. The kernel answers a write to
-// a blocking file before that returns.
+// device hides its file from go-tpm, which would poll it: a signal to PID 1 ends a poll. The kernel has the answer when
+// a write to a blocking file returns.
 type device struct{ io.ReadWriteCloser }
 
 func open() (transport.TPMCloser, error) {

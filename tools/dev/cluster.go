@@ -38,7 +38,10 @@ func kubectlCommand() *cobra.Command {
 				return err
 			}
 			kubectl := filepath.Join(made["kubernetes"], "kubectl")
-			return syscall.Exec(kubectl, append([]string{"kubectl"}, args...), append(os.Environ(), "KUBECONFIG="+c.Kubeconfig()))
+			if err := os.Setenv("KUBECONFIG", c.Kubeconfig()); err != nil { // of two in an environment, the first one counts
+				return err
+			}
+			return syscall.Exec(kubectl, append([]string{"kubectl"}, args...), os.Environ())
 		},
 	}
 	cmd.Flags().StringVar(&name, "cluster", devcluster.DefaultName, "name of the cluster")

@@ -108,5 +108,9 @@ func resetQuestion(nodes []string, r *apiv1.ResetRequest) string {
 	if len(nodes) > 1 {
 		subject = "Nodes " + strings.Join(nodes, ", ") + " lose, each,"
 	}
-	return fmt.Sprintf("%s for good: %s.", subject, strings.Join(lost, "; "))
+	question := fmt.Sprintf("%s for good: %s.", subject, strings.Join(lost, "; "))
+	if slices.Equal(r.SystemLabelsToWipe, []string{boot.LabelState}) {
+		question += " An EPHEMERAL that the TPM opens needs its recovery key then."
+	}
+	return question
 }

@@ -98,7 +98,7 @@ func (a *app) serviceBlock(node string, s *apiv1.Service, m *apiv1.ListServicesR
 	}
 	label := "EVENTS"
 	for _, e := range s.Events {
-		fmt.Fprintf(t, "%s\t[%s]: %s (%s)\n", label, e.State, oneLine(e.Message), ago(m.SinceBoot, e.SinceBoot))
+		fmt.Fprintf(t, "%s\t[%s]: %s (%s)\n", label, e.State, here(node, oneLine(e.Message)), ago(m.SinceBoot, e.SinceBoot))
 		label = ""
 	}
 	if len(s.Events) == 0 {

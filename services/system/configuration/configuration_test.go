@@ -233,7 +233,7 @@ func TestDiskOfThisBootIsAwaited(t *testing.T) {
 			s, err := Stages.Get(n.store, StageID)
 			return err == nil && s.Spec == Maintenance
 		}
-		if n.up() || maintained() || n.events("the disk isn't there; looking again in 2s, later at least every 30s; maintenance mode stays closed: the disk of this boot may still come") != 1 {
+		if n.up() || maintained() || n.events("the disk isn't there; looking again in 2s, later at least every 30s; maintenance mode stays closed: the disk or the TPM of this boot may still come") != 1 {
 			t.Errorf("up %v, maintenance mode %v, events %v", n.up(), maintained(), n.graph.Events())
 		}
 		gone.Store(true)

@@ -5,7 +5,7 @@ type State int
 
 const (
 	StateAbsent State = iota // no disk has one that is to be used
-	StateLate                // the disk of this boot isn't there yet
+	StateLate                // the disk or the TPM of this boot isn't there yet
 	StateBroken              // it can't be mounted, or nobody knows which of several it is
 	StateLocked              // it is encrypted, and no key of this machine opens it
 	StateWiping              // a reset is to wipe other disks before it, which aren't there yet
@@ -36,8 +36,8 @@ type facts struct {
 // that has one, and can't have it now, isn't given another. closed is why it isn't opened.
 func mayOpenMaintenance(f facts) (open bool, closed string) {
 	switch {
-	case f.installed && f.state == StateLate:
-		return false, "the disk of this boot may still come"
+	case f.state == StateLate:
+		return false, "the disk or the TPM of this boot may still come"
 	case f.installed && f.state == StateBroken:
 		return false, "this system is installed, so its disk has a configuration"
 	case f.state == StateLocked:

@@ -42,7 +42,7 @@ const (
 	// ID of the service.
 	ID = "disks"
 
-	// ownPatience is how long the disk may be missing that this boot is from, before the node does without:
+	// ownPatience is how long the disk or the TPM may be missing that this boot is from, before the node does without:
 	// controllers start many disks one after another.
 	ownPatience = time.Minute
 	// settleAgain: each key takes a second of a processor.
@@ -127,7 +127,7 @@ func New(o Options) *Disks {
 	all := disk.NewInventory()
 	d.Keeper = &volume.Keeper{Disks: all, Dirs: o.dirs, Processes: o.Processes, Log: d.log, Before: func(string) error { return nil }}
 	d.Finder = media.New(media.Finder{Disks: all, System: d.System})
-	d.tpm = byTPM{TPM: o.TPM, usable: sync.OnceValue(d.usableTPM), known: map[string][]byte{}, failed: map[string]error{}}
+	d.tpm = byTPM{TPM: o.TPM, known: map[string][]byte{}, failed: map[string]error{}, made: map[string]bool{}}
 	dirs := map[string]string{boot.LabelState: o.dirs.State, boot.LabelEphemeral: o.dirs.Var}
 	for _, v := range boot.Volumes {
 		if v.Dir = dirs[v.Label]; v.Dir != "" {
@@ -173,6 +173,9 @@ func (d *Disks) run(ctx context.Context, h *dag.Handle) error {
 		if d.System() == nil {
 			continue // a container
 		}
+		d.mu.Lock()
+		d.closeTPM()
+		d.mu.Unlock()
 		if err := d.keepNetwork(); err != nil {
 			d.log.Warn("the next boot may not reach the key server of STATE: " + err.Error())
 		}
@@ -225,6 +228,9 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 		return configuration.StateMounted, nil
 	}
 	dev, state, err := d.findSystem(ctx)
+	if err == nil && d.lateTPM() {
+		return configuration.StateLate, errors.New("the TPM of this machine isn't there yet")
+	}
 	if state != configuration.StateLate && state != configuration.StateWiping {
 		d.openTPM(ctx, dev)
 	}
@@ -252,12 +258,18 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 	return configuration.StateMounted, nil
 }
 
+// mayCome reports whether what the kernel finds may not be there yet.
+func (d *Disks) mayCome() bool { return time.Since(d.Keeper.Disks.Began) < ownPatience }
+
 // findSystem is the disk with a complete layout of ours; one without a verdict: there is none. Of several, that one
 // counts which the boot loader was on. Otherwise they are an error: a machine that chooses by itself may join the
 // wrong cluster, and a pod may have made one on a disk of its own. A disk of a newer release is an error, too. The
 // disk of this boot is awaited.
 func (d *Disks) findSystem(ctx context.Context) (none disk.Disk, state configuration.State, err error) {
 	all, err := d.Keeper.Disks.All()
+	if err != nil && d.mayCome() {
+		return none, configuration.StateLate, err
+	}
 	if err != nil {
 		return none, configuration.StateAbsent, err
 	}
@@ -290,7 +302,7 @@ func (d *Disks) findSystem(ctx context.Context) (none disk.Disk, state configura
 		return none, configuration.StateBroken, fmt.Errorf("%s and %s both hold a Garboard system: unplug the one that this machine isn't to boot from", out[0].Path, out[1].Path)
 	case len(out) == 1 && out[0].Verdict == disk.Newer:
 		return none, configuration.StateAbsent, d.refuseNewer(out[0])
-	case !seen && d.o.Installed && time.Since(d.Keeper.Disks.Began) < ownPatience:
+	case !seen && d.o.Installed && d.mayCome():
 		return none, configuration.StateLate, errors.New("the disk that this system was started from isn't there yet")
 	case len(out) == 0:
 		return none, configuration.StateAbsent, nil

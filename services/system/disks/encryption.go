@@ -49,16 +49,16 @@ func (d *Disks) encryption(label string) *luks.Layer {
 			return nil, nil
 		},
 		Kept:  func() ([]luks.Key, error) { return nil, nil },
-		Keep:  func() error { return nil },
+		Keep:  func([]luks.Key) error { return nil },
 		Given: func() string { return d.key },
 	}
 	if label == boot.LabelState {
-		l.Kept, l.Keep = d.kept, func() error {
+		l.Kept, l.Keep = d.kept, func(stay []luks.Key) error {
 			keys, err := l.Keys()
 			if err != nil {
 				return err
 			}
-			return d.keep(keys)
+			return d.keep(append(keys, stay...))
 		}
 	}
 	return l
@@ -96,7 +96,7 @@ func (d *Disks) keyOf(k keptKey, label string) luks.Key {
 		if label != boot.LabelState {
 			sealer = ofEphemeral{d}
 		}
-		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: sealer, Err: d.tpm.usable()}
+		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: sealer, Err: d.usableTPM()}
 	}
 	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)
 	return luks.Key{Slot: k.Slot, Kind: "nodeID", Passphrase: passphrase, Err: err}

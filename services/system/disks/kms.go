@@ -61,6 +61,9 @@ func (s *server) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
 	return s.client(ctx).Unseal(ctx, sealed)
 }
 
+// Lasts implements luks.Sealer.
+func (s *server) Lasts([]byte) bool { return true }
+
 func (s *server) client(ctx context.Context) *kms.Client {
 	d := s.disks
 	c := &kms.Client{Endpoint: s.Endpoint, CA: s.CA, Patience: d.o.serverPatience}

@@ -30,11 +30,11 @@ const asSigned = "as signed"
 // and before anybody else can give the machine a configuration.
 type byTPM struct {
 	*tpm.TPM
-	usable func() error      // why this machine can't seal keys, or nil: it doesn't change during a boot
-	closed bool              // no key comes back any more
+	asked  bool              // known and failed have what there is
+	closed bool              // no key comes back any more, or it can't be closed
 	known  map[string][]byte // passphrases by what they are sealed in
 	failed map[string]error  // the others, likewise
-	own    []string          // fingerprints of the passphrases of EPHEMERAL that this boot has sealed
+	made   map[string]bool   // what of known this boot has sealed
 }
 
 // Measured is what the TPM had of this boot when the disks were opened.
@@ -67,10 +67,13 @@ func (d *Disks) Quote(nonce []byte) (q tpm.Quote, system []byte, err error) {
 func (t *byTPM) Seal(_ context.Context, passphrase []byte) ([]byte, error) {
 	sealed, err := t.TPM.Seal(passphrase, nil)
 	if err == nil {
-		t.known[string(sealed)] = passphrase
+		t.known[string(sealed)], t.made[string(sealed)] = passphrase, true
 	}
 	return sealed, err
 }
+
+// Lasts implements luks.Sealer: the next boot shows what of this one comes back.
+func (t *byTPM) Lasts(sealed []byte) bool { return sealed != nil && !t.made[string(sealed)] }
 
 // Unseal implements luks.Sealer.
 func (t *byTPM) Unseal(_ context.Context, sealed []byte) ([]byte, error) {
@@ -85,11 +88,10 @@ func (d *Disks) usableTPM() error {
 	if state := esp.SecureBoot(d.Firmware); state != esp.SecureOn {
 		return fmt.Errorf("it needs Secure Boot, which is %q: docs/secure-boot.md", state)
 	}
-	// Usable alone would take a key that this boot doesn't get back.
 	if is := d.Measured().Is; is != asSigned {
 		return errors.New(cmp.Or(is, "the TPM wasn't asked yet"))
 	}
-	return d.tpm.Usable()
+	return nil
 }
 
 // ofEphemeral seals keys of EPHEMERAL. One comes back only where STATE knows it: whoever makes STATE anew, or puts
@@ -100,16 +102,18 @@ type ofEphemeral struct{ *Disks }
 func (e ofEphemeral) Seal(ctx context.Context, passphrase []byte) ([]byte, error) {
 	sealed, err := e.tpm.Seal(ctx, passphrase)
 	if err == nil {
-		e.tpm.own = append(e.tpm.own, fingerprint(passphrase))
 		err = e.keepOwn()
 	}
 	return sealed, err
 }
 
+// Lasts implements luks.Sealer.
+func (e ofEphemeral) Lasts(sealed []byte) bool { return e.tpm.Lasts(sealed) }
+
 // Unseal implements luks.Sealer.
 func (e ofEphemeral) Unseal(ctx context.Context, sealed []byte) ([]byte, error) {
 	passphrase, err := e.tpm.Unseal(ctx, sealed)
-	if err != nil || slices.Contains(e.tpm.own, fingerprint(passphrase)) {
+	if err != nil || e.tpm.made[string(sealed)] {
 		return passphrase, err
 	}
 	known, err := os.ReadFile(e.ownFile())
@@ -126,19 +130,24 @@ func fingerprint(passphrase []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ownFile has the fingerprints of EPHEMERAL's sealed passphrases, a line each.
+// ownFile has the fingerprints of sealed passphrases of EPHEMERAL (and STATE), a line each.
 func (d *Disks) ownFile() string { return filepath.Join(d.o.dirs.State, "ephemeral-keys") }
 
 // keepOwn writes those that this boot has made to STATE, as soon as that is mounted.
 func (d *Disks) keepOwn() error {
-	if len(d.tpm.own) == 0 || !d.Keeper.Mounted(d.o.dirs.State) {
+	if len(d.tpm.made) == 0 || !d.Keeper.Mounted(d.o.dirs.State) {
 		return nil
 	}
 	known, err := os.ReadFile(d.ownFile())
 	if boot.IgnoreMissing(err) != nil {
 		return err
 	}
-	lines := slices.Compact(slices.Sorted(slices.Values(append(strings.Fields(string(known)), d.tpm.own...))))
+	lines := strings.Fields(string(known))
+	for sealed := range d.tpm.made {
+		lines = append(lines, fingerprint(d.tpm.known[sealed]))
+	}
+	slices.Sort(lines)
+	lines = slices.Compact(lines)
 	return boot.WriteFile(d.ownFile(), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
 }
 
@@ -162,10 +171,11 @@ func (d *Disks) SealFor(ctx context.Context, key string) error {
 			func(sealed []byte) bool { return d.tpm.For(sealed, nil) },
 			func(sealed []byte) ([]byte, error) {
 				passphrase, err := d.tpm.Unseal(ctx, sealed)
-				if err == nil {
-					sealed, err = d.tpm.TPM.Seal(passphrase, public)
+				if err != nil {
+					d.log.Warn(fmt.Sprintf("the next system may not open %s with the TPM, as this one didn't: %v", l.Label, err))
+					return nil, nil
 				}
-				return sealed, err
+				return d.tpm.TPM.Seal(passphrase, public)
 			})
 	}
 	return err
@@ -174,16 +184,11 @@ func (d *Disks) SealFor(ctx context.Context, key string) error {
 // openTPM unseals the keys of a disk, or of none, and closes the TPM. What fails leaves its keys sealed: others open
 // the disk, or the machine is locked.
 func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
-	if d.tpm.closed {
+	defer d.closeTPM() // also after a panic about what is on the disk
+	if d.tpm.asked {
 		return
 	}
-	d.tpm.closed = true
-	defer func() { // also after a panic about what is on the disk
-		if err := d.tpm.Close(); err != nil && !errors.Is(err, tpm.ErrNone) {
-			clear(d.tpm.known)
-			d.log.Error("the TPM's keys aren't used in this boot, as it can't be closed", "err", err)
-		}
-	}()
+	d.tpm.asked = true
 	measured := Measured{Is: asSigned}
 	if err := d.tpm.Measured(); err != nil {
 		measured.Is = err.Error()
@@ -198,6 +203,9 @@ func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
 			continue // there is no system, or half of one
 		}
 		err = l.Sealed(ctx, device, kindTPM, func(sealed []byte) {
+			if d.tpm.known[string(sealed)] != nil || d.tpm.failed[string(sealed)] != nil {
+				return
+			}
 			if passphrase, err := d.tpm.TPM.Unseal(sealed); err == nil {
 				d.tpm.known[string(sealed)] = passphrase
 			} else {
@@ -208,4 +216,24 @@ func (d *Disks) openTPM(ctx context.Context, system disk.Disk) {
 			d.log.Warn(fmt.Sprintf("the TPM's keys of %s aren't read: %v", l.Label, err))
 		}
 	}
+}
+
+// closeTPM is tried again while the node runs: a TPM may come after all others.
+func (d *Disks) closeTPM() {
+	if d.tpm.closed {
+		return
+	}
+	err := d.tpm.Close()
+	d.tpm.closed = !errors.Is(err, tpm.ErrNone)
+	if err != nil && d.tpm.closed {
+		clear(d.tpm.known)
+		d.measured.Store(&Measured{Is: "the TPM can't be closed: " + err.Error()})
+		d.log.Error("the TPM's keys aren't used in this boot, as it can't be closed", "err", err)
+	}
+}
+
+// lateTPM reports whether the firmware has a TPM, as the boot loader's stub has measured the system, and the kernel
+// may still find it.
+func (d *Disks) lateTPM() bool {
+	return !d.tpm.asked && d.mayCome() && errors.Is(d.tpm.Usable(), tpm.ErrNone)
 }

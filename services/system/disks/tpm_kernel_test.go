@@ -8,12 +8,17 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-tpm/tpm2/transport"
 
 	"github.com/garboard-os/garboard/api/client"
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/tpm"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/owner"
@@ -211,6 +216,61 @@ func TestKeysOfTheTPM(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(m.dir, "var/mark")); err == nil {
 		t.Error("the thief has the data")
 	}
+}
+
+// The TPM takes the place of another key once a boot has opened the disk with it.
+func TestMoveToTheTPM(t *testing.T) {
+	disk := newLoop(t, boot.MinDisk)
+	_, keys := owner.Keys(t)
+	machine := softtpm.New(t)
+	install := config.Install{Disk: disk.Path}
+	former := config.SystemDiskEncryption{State: sealed(staticKey()), Ephemeral: sealed(staticKey())}
+	wanted := config.SystemDiskEncryption{State: sealed(tpmKey(0)), Ephemeral: sealed(tpmKey(2))}
+	good := measuredBoot{"db", keys, "v1", "\x01"}
+	m := measured(t, machine, good, disk)
+	m.comesUp(install, former)
+	m.write("state/mark", hidden)
+	m.write("var/mark", hidden)
+	m.off()
+
+	m = measured(t, machine, good, disk)
+	both := config.SystemDiskEncryption{State: wanted.State, Ephemeral: sealed(staticKey(), tpmKey(2))}
+	for label, v := range m.comesUp(install, both) {
+		if label == boot.LabelEphemeral && v.Problem != "" || label == boot.LabelState && !strings.Contains(v.Problem, "the former keys (slot 3) stay until a boot has opened it with the tpm key") {
+			t.Errorf("%s: %+v", label, v)
+		}
+	}
+	m.isMarked()
+	m.off()
+	m = measured(t, machine, measuredBoot{"another db", keys, "v1", "\x01"}, disk)
+	if found, err := m.mountState(); !found || err != nil {
+		t.Fatalf("the former key doesn't open STATE: %v", err)
+	}
+	m.off()
+
+	m = measured(t, machine, good, disk)
+	open, there := m.disks.tpm.Open, false
+	m.disks.tpm.Open = func() (transport.TPMCloser, error) {
+		if !there {
+			return nil, os.ErrNotExist
+		}
+		return open()
+	}
+	m.disks.Keeper.Disks.Began = time.Now()
+	if state, err := m.disks.MountState(t.Context()); state != configuration.StateLate || err == nil {
+		t.Errorf("without the TPM: %v, %v", state, err)
+	}
+	there = true
+	for label, v := range m.comesUp(install, wanted) {
+		if v.Problem != "" {
+			t.Errorf("%s: %+v", label, v)
+		}
+	}
+	m.isMarked()
+	if got := m.slotsOf(disk, boot.LabelState); !slices.Equal(got, []int{0}) {
+		t.Errorf("STATE has the slots %v", got)
+	}
+	m.off()
 }
 
 // An upgrade to a system of another PCR key opens the disk, and so does the way back. The upgrade after that ends the

@@ -50,6 +50,7 @@ type Key struct {
 	Passphrase []byte
 	Sealer     Sealer // has the passphrase; nil: it is known
 	Err        error  // why this machine doesn't have it; nil: it has
+	sealed     []byte // what the sealer has it in, once that is known
 }
 
 func (k Key) String() string { return fmt.Sprintf("the %s key of slot %d", k.Kind, k.Slot) }
@@ -61,7 +62,8 @@ type Layer struct {
 	Wipe  string                // the command after which the volume is made anew
 	Keys  func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
 	Kept  func() ([]Key, error) // others, which may open it
-	Keep  func() error          // makes Keys those that are kept: called before others go
+	// Keep makes Keys, and some that stay, those that are kept: called before others go.
+	Keep func(stay []Key) error
 	// Given is a recovery key that somebody has given to this boot; "": none.
 	Given func() string
 	// Derivation is that of new keys; tests have a faster one.
@@ -92,7 +94,7 @@ func (l *Layer) Create(ctx context.Context, device string) error {
 	if err := Missing(keys); err != nil {
 		return err
 	}
-	if err := l.Keep(); err != nil {
+	if err := l.Keep(nil); err != nil {
 		return err
 	}
 	token, err := keys[0].seal(ctx)
@@ -210,68 +212,98 @@ func (l *Layer) name() string { return disk.Mapped + l.Label }
 // device:
 //
 //	keys for free slots are added ─▶ one of the keys is proven ─▶ all are kept ─▶ taken slots get theirs, and others go
+//
+// Keys of other kinds stay until one of the keys surely opens the next boot, too.
 func (l *Layer) reconcile(ctx context.Context, device string, keys []Key) error {
 	m, err := read(device)
 	if err != nil {
 		return err
 	}
-	slots := m.slots()
+	slots, keys := m.slots(), slices.Clone(keys)
 	var opens *Key // one of the keys that is proven
 	var replace []Key
-	for _, key := range keys {
-		switch {
+	for i := range keys {
+		switch key := &keys[i]; {
 		case slices.Contains(m.recovery(), key.Slot):
 			return fmt.Errorf("slot %d has the recovery key: give the %s key of the configuration another one", key.Slot, key.Kind)
 		case !slices.Contains(slots, key.Slot):
-			replace = append(replace, key)
-		case l.opens(ctx, device, &key) == nil:
-			opens = &key
+			replace = append(replace, *key)
+		case l.opens(ctx, device, key) == nil:
+			opens = key
 		default:
-			replace = append(replace, key)
+			replace = append(replace, *key)
 		}
 	}
-	taken := func(key Key) bool { return slices.Contains(slots, key.Slot) }
+	wanted := func(slot int) bool { return slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == slot }) }
+	var stay []Key
+	lasts := slices.ContainsFunc(keys, Key.lasts)
+	if !lasts {
+		if stay, err = l.Kept(); err != nil {
+			return err
+		}
+		stay = slices.DeleteFunc(stay, func(old Key) bool {
+			return slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == old.Slot && k.Kind == old.Kind })
+		})
+	}
 	if opens == nil {
-		if opens, err = l.first(ctx, device, slices.DeleteFunc(slices.Clone(replace), taken)); err != nil {
+		if opens, err = l.first(ctx, device, m, replace); err != nil {
 			return err
 		}
 	}
-	if err := l.Keep(); err != nil {
+	if err := l.Keep(stay); err != nil {
 		return err
 	}
+	var left []string
 	for _, key := range replace {
+		taken := slices.Contains(slots, key.Slot)
 		if key.Slot == opens.Slot {
 			continue
 		}
-		if err := l.add(ctx, device, &key, *opens, taken(key)); err != nil {
+		if taken && !lasts && !m.has(key) {
+			left = append(left, strconv.Itoa(key.Slot))
+		} else if err := l.add(ctx, device, &key, *opens, taken); err != nil {
 			return err
 		}
 	}
 	for _, slot := range slots {
-		if slices.Contains(m.recovery(), slot) || slices.ContainsFunc(keys, func(k Key) bool { return k.Slot == slot }) {
+		if slices.Contains(m.recovery(), slot) || wanted(slot) {
 			continue
 		}
-		if err := l.remove(ctx, device, slot, *opens); err != nil {
+		if !lasts {
+			left = append(left, strconv.Itoa(slot))
+		} else if err := l.remove(ctx, device, slot, *opens); err != nil {
 			return err
 		}
 	}
-	return l.sweep(ctx, device)
+	if err := l.sweep(ctx, device); err != nil || len(left) == 0 {
+		return err
+	}
+	return fmt.Errorf("the former keys (slot %s) stay until a boot has opened it with %s: restart the machine", strings.Join(left, ", "), keys[0])
 }
 
 // first adds the first of some keys to a device that another key opens, or none of them does. If the slots of all are
-// taken, such as by those of a former mainboard, a recovery key that was given opens it.
-func (l *Layer) first(ctx context.Context, device string, free []Key) (*Key, error) {
+// taken, such as by those of a former mainboard, a recovery key that was given opens it. A slot is as free if the
+// power went before it had its token.
+func (l *Layer) first(ctx context.Context, device string, m metadata, keys []Key) (*Key, error) {
+	free := slices.DeleteFunc(slices.Clone(keys), func(k Key) bool {
+		return slices.Contains(m.slots(), k.Slot) && (k.Sealer == nil || m.has(k))
+	})
 	if given := l.given(device); len(free) == 0 && len(given) > 0 {
 		return &given[0], l.opens(ctx, device, &given[0])
 	}
+	none := errors.New("none of the keys of the configuration opens it: leave one as it was, and change the others first")
 	if len(free) == 0 {
-		return nil, errors.New("none of the keys of the configuration opens it: leave one as it was, and change the others first")
+		return nil, none
 	}
+	taken := slices.Contains(m.slots(), free[0].Slot)
 	with, err := l.try(ctx, device, l.tests(ctx, device))
+	if err == nil && taken && with.Slot == free[0].Slot {
+		err = none
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &free[0], l.add(ctx, device, &free[0], with, false)
+	return &free[0], l.add(ctx, device, &free[0], with, taken)
 }
 
 // opens proves a key in its slot.
@@ -345,6 +377,16 @@ type metadata struct {
 }
 
 func (m metadata) slots() []int { return slices.Sorted(maps.Keys(m.Keyslots)) }
+
+// has reports whether a slot has a key of this kind that is sealed.
+func (m metadata) has(key Key) bool {
+	for _, t := range m.Tokens {
+		if t.Type == key.token() && slices.Contains(t.Slots, strconv.Itoa(key.Slot)) {
+			return true
+		}
+	}
+	return false
+}
 
 // Slots are the slots with keys in the header of a device.
 func Slots(device string) ([]int, error) {

@@ -35,7 +35,7 @@ func newVolume(t *testing.T, keys ...Key) *volume {
 	v := &volume{t: t, device: loopdisk.New(t, 64<<20).Path, keys: keys}
 	v.Layer = &Layer{
 		Label: "EPHEMERAL", Wipe: "gbctl reset --system-labels-to-wipe EPHEMERAL --reboot", Keys: func() ([]Key, error) { return v.keys, nil },
-		Kept: func() ([]Key, error) { return v.kept, nil }, Keep: func() error { v.kept = v.keys; return nil },
+		Kept: func() ([]Key, error) { return v.kept, nil }, Keep: func(stay []Key) error { v.kept = slices.Concat(v.keys, stay); return nil },
 		Derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"},
 		Processes:  process.New(), Log: slog.New(slog.NewTextHandler(io.MultiWriter(&v.log, t.Output()), nil)),
 	}
@@ -163,7 +163,7 @@ func TestWhatWorksStays(t *testing.T) {
 	// The keys are kept once one of them works, and before any goes.
 	lost := errors.New("META is lost")
 	v.keys, v.kept = []Key{key(1, "third"), key(2, "fourth")}, good
-	v.Keep = func() error { return lost }
+	v.Keep = func([]Key) error { return lost }
 	if err := v.Settle(t.Context(), v.device); !errors.Is(err, lost) {
 		t.Error(err)
 	}

@@ -25,7 +25,11 @@ type Sealer interface {
 	// Seal returns what Unseal needs. It is in the header, for everybody to read.
 	Seal(ctx context.Context, passphrase []byte) (sealed []byte, err error)
 	Unseal(ctx context.Context, sealed []byte) (passphrase []byte, err error)
+	// Lasts reports whether a later boot surely gets back what this one did; nil: what it seals.
+	Lasts(sealed []byte) bool
 }
+
+func (key Key) lasts() bool { return key.Sealer == nil || key.Sealer.Lasts(key.sealed) }
 
 func (l *Layer) derivation(key Key) []string {
 	if key.Sealer == nil && key.Kind != Recovery {
@@ -72,7 +76,7 @@ func (l *Layer) Sealed(ctx context.Context, device, of string, do func(sealed []
 }
 
 // SealAgain gives each key of a kind that is sealed by an own token a further token, which anew makes of that, unless
-// it has one that is new. Then tokens that are neither go.
+// it has one that is new, or anew makes none. Then tokens that are neither go; a key without an own token keeps all.
 func (l *Layer) SealAgain(ctx context.Context, device, of string, isNew, own func(sealed []byte) bool, anew func(sealed []byte) ([]byte, error)) error {
 	if c, err := disk.Identify(device); c.Kind != kind || err != nil {
 		return err
@@ -81,30 +85,33 @@ func (l *Layer) SealAgain(ctx context.Context, device, of string, isNew, own fun
 	if err != nil {
 		return err
 	}
-	done := map[string]bool{} // slots
-	var gone []int
+	known, others := map[string]token{}, map[string][]int{} // by slot
 	for id, t := range all {
-		switch {
-		case t.Type != tokenPrefix+of || len(t.Slots) == 0:
-		case isNew(t.Sealed):
-			done[t.Slots[0]] = true
-		case !own(t.Sealed):
-			gone = append(gone, id)
-		}
-	}
-	for _, t := range all {
-		if t.Type != tokenPrefix+of || len(t.Slots) == 0 || done[t.Slots[0]] || !own(t.Sealed) {
+		if t.Type != tokenPrefix+of || len(t.Slots) == 0 {
 			continue
 		}
-		sealed, err := anew(t.Sealed)
-		if err == nil {
-			err = l.imports(ctx, device, &token{Type: t.Type, Slots: t.Slots, Sealed: sealed})
-		}
-		if err != nil {
-			return fmt.Errorf("seal the %s key of %s anew: %w", of, l.Label, err)
+		switch slot := t.Slots[0]; {
+		case isNew(t.Sealed), own(t.Sealed) && !isNew(known[slot].Sealed):
+			known[slot] = t
+		case !own(t.Sealed):
+			others[slot] = append(others[slot], id)
 		}
 	}
-	return l.drop(ctx, device, gone...)
+	for slot, t := range known {
+		if !isNew(t.Sealed) {
+			sealed, err := anew(t.Sealed)
+			if err == nil && sealed != nil {
+				err = l.imports(ctx, device, &token{Type: t.Type, Slots: t.Slots, Sealed: sealed})
+			}
+			if err != nil {
+				return fmt.Errorf("seal the %s key of %s anew: %w", of, l.Label, err)
+			}
+		}
+		if err := l.drop(ctx, device, others[slot]...); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unseal gets the passphrase of a key that is sealed in a header.
@@ -120,6 +127,7 @@ func (l *Layer) unseal(ctx context.Context, device string, key *Key) error {
 	for _, t := range all {
 		if t.Type == key.token() && slices.Contains(t.Slots, strconv.Itoa(key.Slot)) {
 			if key.Passphrase, err = key.Sealer.Unseal(ctx, t.Sealed); err == nil {
+				key.sealed = t.Sealed
 				return nil
 			}
 		}

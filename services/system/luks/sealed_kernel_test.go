@@ -20,6 +20,7 @@ import (
 type vault struct {
 	down     error
 	unsealed int
+	later    bool // the next boot shows whether it gives passphrases back
 }
 
 func turned(text []byte) []byte {
@@ -38,6 +39,8 @@ func (v *vault) Unseal(_ context.Context, sealed []byte) ([]byte, error) {
 	v.unsealed++
 	return turned(sealed), v.down
 }
+
+func (v *vault) Lasts([]byte) bool { return !v.later }
 
 func (v *vault) key(slot int) Key { return Key{Slot: slot, Kind: "kms", Sealer: v} }
 
@@ -141,4 +144,81 @@ func TestSealedPowerCuts(t *testing.T) {
 	if raw, err := os.ReadFile(v.device); err != nil || !bytes.Contains(raw, []byte(`"type":"garboard-kms"`)) {
 		t.Error(err)
 	}
+}
+
+// A key that only a later boot shows takes no other's place before that; also if the power goes before it has its token.
+func TestFormerKeysStayUntilTheNewOneLasts(t *testing.T) {
+	server := &vault{later: true}
+	v := newVolume(t, key(0, "first"), key(2, "second"))
+	v.create()
+	stays := func(slots string) {
+		t.Helper()
+		if err := v.Settle(t.Context(), v.device); err == nil || !strings.Contains(err.Error(), "the former keys (slot "+slots+") stay until a boot") {
+			t.Error(err)
+		}
+		v.opens()
+	}
+	v.keys = []Key{server.key(1), server.key(2)}
+	stays("2, 0")
+	v.keys = []Key{server.key(1)}
+	for range 2 { // the same boot
+		stays("0, 2")
+		v.tokensAre("1")
+		if text := fmt.Sprint(v.kept); !strings.Contains(text, "static key of slot 0") || !strings.Contains(text, "static key of slot 2") {
+			t.Errorf("kept are %s", text)
+		}
+	}
+	server.down = errors.New("it gives nothing back")
+	v.opens() // by the first one
+
+	server.down = nil
+	tokens, err := v.tokens(t.Context(), v.device)
+	for id := range tokens {
+		err = errors.Join(err, v.run(t.Context(), nil, "token", "remove", "--token-id", strconv.Itoa(id), v.device))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	stays("0, 2")
+	v.tokensAre("1")
+	server.later = false
+	v.settles(server.key(1))
+	if len(v.kept) != 1 {
+		t.Errorf("kept are %v", v.kept)
+	}
+}
+
+// A slot has a token for each of two systems. What isn't unsealed now stays.
+func TestSealAgain(t *testing.T) {
+	server := &vault{}
+	v := newVolume(t, server.key(0), server.key(1))
+	v.create()
+	first := "first"
+	kinds := func(system string) func([]byte) bool {
+		return func(sealed []byte) bool {
+			return strings.HasPrefix(string(sealed), system) || system == first && len(sealed) > 0 && sealed[0] >= 0x80
+		}
+	}
+	again := func(own, next string, anew func([]byte) ([]byte, error), want ...int) {
+		t.Helper()
+		if err := v.SealAgain(t.Context(), v.device, "kms", kinds(next), kinds(own), anew); err != nil {
+			t.Error(err)
+		}
+		all, err := v.tokens(t.Context(), v.device)
+		got := map[string]int{}
+		for _, t := range all {
+			got[t.Slots[0]]++
+		}
+		if err != nil || got["0"] != want[0] || got["1"] != want[1] {
+			t.Errorf("from %s to %s: %v, %v", own, next, got, err)
+		}
+	}
+	for _, own := range []string{"unsigned", first} { // neither its own nor new
+		again(own, "second", func([]byte) ([]byte, error) { return nil, nil }, 1, 1)
+	}
+	again(first, "second", func(sealed []byte) ([]byte, error) { return append([]byte("second"), sealed...), nil }, 2, 2)
+	again("second", first, nil, 2, 2)
+	again("second", "third", func(sealed []byte) ([]byte, error) { return append([]byte("third"), sealed...), nil }, 2, 2)
+	again("unsigned", "fourth", nil, 2, 2)
+	again("third", "third", nil, 1, 1)
 }

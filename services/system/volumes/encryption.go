@@ -23,7 +23,7 @@ func (d *Volumes) layer(label string, e *config.Encryption) *luks.Layer {
 			return d.KeysOf(e.Keys, label), nil
 		},
 		Kept: func() ([]luks.Key, error) { return nil, nil },
-		Keep: func() error { return nil },
+		Keep: func([]luks.Key) error { return nil },
 	}
 }
 

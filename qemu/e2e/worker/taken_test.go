@@ -85,7 +85,6 @@ func taken(t *testing.T, c *e2etest.Cluster, control, worker qemu.Node) {
 			t.Errorf("its own annotation: %v", err)
 		}
 	})
-	t.Run("taints", func(t *testing.T) { tainted(t, c.In(t), worker) })
 	if text, err := os.ReadFile(c.Configuration(worker.Name)); err != nil || strings.Contains(string(text), string(secrets.ClusterSecret)) {
 		t.Errorf("the worker's configuration has the key of Secrets in etcd (%v)", err)
 	}

@@ -18,6 +18,7 @@ func TestTakenWorkerOfThree(t *testing.T) {
 		t.Run("asks "+control.Name, func(t *testing.T) { taken(t, c.In(t), control, worker) })
 		m.Reached(control.Name + " was attacked")
 	}
+	t.Run("taints", func(t *testing.T) { tainted(t, c.In(t), worker) })
 	t.Run("tokens end", func(t *testing.T) { ended(t, c.In(t), c.Nodes[1], worker) })
 	t.Run("its Node is deleted", func(t *testing.T) { nodeDeleted(t, c.In(t), worker) })
 }

@@ -119,6 +119,7 @@ func TestWorkerJoins(t *testing.T) {
 	t.Run("S-098 ports", func(t *testing.T) { ports(t, c.In(t), control, worker) })
 	t.Run("certificate", func(t *testing.T) { serves(t, c.In(t)) })
 	t.Run("taken over", func(t *testing.T) { taken(t, c.In(t), control, worker) })
+	t.Run("taints", func(t *testing.T) { tainted(t, c.In(t), worker) })
 	t.Run("cut off", func(t *testing.T) { lost(t, c.In(t), worker.Name) })
 	t.Run("renewal", func(t *testing.T) { renewed(t, c.In(t), worker) })
 	t.Run("tokens end", func(t *testing.T) { ended(t, c.In(t), control, worker) })

@@ -33,6 +33,8 @@ const (
 	labelLater = time.Second
 	// labelKept is the interval at which the node's labels and taints are looked at, as others may change them.
 	labelKept = time.Minute
+	// taintsKept is the least such interval for what workers ask for: a second for each node, as all are read.
+	taintsKept = 5 * time.Second
 
 	// Annotations of the node record its labels that come from the configuration, and the taints of a
 	// control plane, so that they are removed when they leave it: keys, separated
@@ -124,7 +126,7 @@ func (c *NodeLabelController) Reconcile(ctx context.Context, v resource.View) (t
 		v.Log().Info("labels and taints of the node are those of the configuration")
 	}
 	if cfg.Machine.Type.ControlPlane() {
-		err = c.keepTaints(ctx, v, client)
+		return c.keepTaints(ctx, v, client)
 	}
 	return labelKept, err
 }
@@ -186,15 +188,16 @@ func asksForTaints(r resource.Reader, c *config.Config, node kubeclient.Object) 
 
 // keepTaints gives all workers the taints for which their machines ask. What is wrong with one of them concerns no
 // other one.
-func (c *NodeLabelController) keepTaints(ctx context.Context, v resource.View, client *kubeclient.Client) error {
+func (c *NodeLabelController) keepTaints(ctx context.Context, v resource.View, client *kubeclient.Client) (again time.Duration, err error) {
 	facts, err := c.roster(ctx)
-	nodes, none := client.List(ctx, allNodes, kubeclient.Selection{})
-	for _, node := range nodes.Items() {
+	list, none := client.List(ctx, allNodes, kubeclient.Selection{})
+	nodes := list.Items()
+	for _, node := range nodes {
 		if err := c.keepTaintsOf(ctx, v, client, facts, node); err != nil {
 			v.Log().Warn(fmt.Sprintf("node %s doesn't have the taints of its configuration: %v", node.Name(), err))
 		}
 	}
-	return cmp.Or(err, none)
+	return min(labelKept, max(taintsKept, time.Duration(len(nodes))*time.Second)), cmp.Or(err, none)
 }
 
 func (c *NodeLabelController) keepTaintsOf(ctx context.Context, r resource.Reader, client *kubeclient.Client, facts roster.Facts, node kubeclient.Object) error {

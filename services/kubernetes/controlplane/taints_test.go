@@ -121,7 +121,8 @@ func (c *tainted) keeps(what, node, record string) {
 	client, err := AdminClient(c.view)
 	put(c.t, err)
 	defer client.Close()
-	put(c.t, c.keeper.keepTaints(c.t.Context(), c.view, client))
+	_, err = c.keeper.keepTaints(c.t.Context(), c.view, client)
+	put(c.t, err)
 	var have []string
 	for _, t := range c.node.List("spec", "taints") {
 		have = append(have, t.Text("key")+"="+t.Text("value")+":"+t.Text("effect"))

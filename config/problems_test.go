@@ -319,7 +319,7 @@ var oneProblem = []struct{ section, lines, want string }{
 	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {host: a}}]}", `machine.logging.destinations[0].extraTags.host: is a field that each line has; choose another name`},
 	{"machine", "logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {'a b': a}}]}", `machine.logging.destinations[0].extraTags["a b"]: must be of letters, digits, dashes, dots and underscores, 32 at most`},
 	{"machine", `logging: {destinations: [{endpoint: 'tcp://logs:514', extraTags: {a: "x\ny"}}]}`, `machine.logging.destinations[0].extraTags.a: the value must be of printable characters, 256 bytes at most`},
-	{"machine", "console: {disabled: [log, ssh]}", `machine.console.disabled[1]: "ssh" is not one of status, log, network, unlock, reboot, shutdown`},
+	{"machine", "console: {disabled: [log, ssh]}", `machine.console.disabled[1]: "ssh" is not one of status, log, network, unlock, wipe, reboot, shutdown`},
 	{"machine", "metrics: {address: 9100}", `machine.metrics.address: "9100" is not host:port or :port`},
 	{"machine", "metrics: {address: ':443'}", `machine.metrics.address: port 443 is for programs with privileges; choose a port from 1024 on`},
 	{"machine", "metrics: {address: ':10250'}", `machine.metrics.address: another program of the node listens on port 10250; choose another port`},

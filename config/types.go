@@ -120,7 +120,8 @@ type KernelModule struct {
 
 // Console is the machine's own screen with its keyboard, and its serial lines: they take commands without credentials.
 type Console struct {
-	Disabled []ConsoleCommand `yaml:"disabled"` // refused commands: status, log, network, unlock, reboot, shutdown
+	// refused commands: status, log, network, unlock, wipe, reboot, shutdown
+	Disabled []ConsoleCommand `yaml:"disabled"`
 }
 
 // ConsoleCommand is one of the commands of package console.

@@ -54,6 +54,7 @@ func (n *Node) Run(ctx context.Context) error {
 			defer cancel()
 			return n.disks.Unlock(ctx, key)
 		},
+		Wipe: n.disks.WipeLocked,
 	}
 	if n.report.mode == boot.Container { // its kernel is its host's
 		wg.Go(func() { console.Show(rctx, screen, n.logs.Screen()) })

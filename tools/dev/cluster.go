@@ -38,7 +38,8 @@ func kubectlCommand() *cobra.Command {
 				return err
 			}
 			kubectl := filepath.Join(made["kubernetes"], "kubectl")
-			if err := os.Setenv("KUBECONFIG", c.Kubeconfig()); err != nil { // of two in an environment, the first one counts
+			// Of two in an environment, the first one counts.
+			if err := os.Setenv("KUBECONFIG", c.Kubeconfig()); err != nil {
 				return err
 			}
 			return syscall.Exec(kubectl, append([]string{"kubectl"}, args...), os.Environ())

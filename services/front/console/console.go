@@ -63,6 +63,7 @@ type Options struct {
 	Network func(n config.Network)     // settings for a machine without a configuration
 	Signal  func(syscall.Signal) error // to PID 1
 	Unlock  func(key string) error     // the disk, with its recovery key
+	Wipe    func(device string) error  // the locked disk
 
 	kernelLog func() string // tests have their own
 }
@@ -125,7 +126,8 @@ func (o Options) serve(t *terminal) error {
 type command struct {
 	name, arguments, help string
 	run                   func(o Options, args []string) (string, error)
-	secret                string // asks for the one argument, which is neither shown nor logged
+	// secret asks for the one argument, which is neither shown nor logged. Another machine's console doesn't answer it.
+	secret string
 }
 
 var commands = []command{
@@ -133,6 +135,7 @@ var commands = []command{
 	{"log", "", "the last lines of this console", Options.log, ""},
 	{"network", "INTERFACE[.VLAN] dhcp|ADDRESS/PREFIX [GATEWAY [DNS]]", "settings until the machine has a configuration; without arguments: DHCP on all interfaces", Options.network, ""},
 	{"unlock", "", "open the disk with its recovery key, where no other key opens it", Options.unlock, "Type the recovery key, and Enter. It isn't shown."},
+	{"wipe", "", "wipe the disk that no key opens, for good", Options.wipe, "All data of the locked disk is lost for good. Type the name of its device, and Enter. It isn't shown."},
 	{"reboot", "", "restart the machine, after its pods have moved where that is possible; again: at once", power("reboots", syscall.SIGINT), ""},
 	{"shutdown", "", "power off in the same way", power("powers off", syscall.SIGTERM), ""},
 }
@@ -242,4 +245,8 @@ func (o Options) unlock(args []string) (string, error) {
 		err = o.Unlock(key)
 	}
 	return "The disk is unlocked, and the boot goes on.", err
+}
+
+func (o Options) wipe(args []string) (string, error) {
+	return "The disk is wiped, and the machine waits for a configuration then.", o.Wipe(strings.TrimSpace(args[0]))
 }

@@ -3,10 +3,12 @@ package console
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -51,6 +53,7 @@ func newRig(t *testing.T) *rig {
 		Network: func(n config.Network) { r.network = append(r.network, n) },
 		Signal:  func(s syscall.Signal) error { r.signals = append(r.signals, s); return nil },
 		Unlock:  func(key string) error { r.keys = append(r.keys, key); return nil },
+		Wipe:    func(device string) error { return fmt.Errorf("%q isn't it", device) },
 		kernelLog: func() string {
 			return "<6>[    0.1] Linux version 6\n<29>[    2.0] [garboard] maintenance mode: API at https://10.0.0.5\n" +
 				"<28>[    3.0] [garboard] networkd: no answer\n<27>[    4.0] [garboard] disks: it is full\n<30>[    5.0] [garboard] udevd: up\n"
@@ -229,6 +232,22 @@ func TestUnlock(t *testing.T) {
 	}
 }
 
+// A locked disk is wiped for who types its name.
+func TestWipe(t *testing.T) {
+	r := newRig(t)
+	var wiped []string
+	r.o.Wipe = func(device string) error {
+		if wiped = append(wiped, device); device != "/dev/sda" {
+			return errors.New("the locked disk is /dev/sda")
+		}
+		return nil
+	}
+	got := r.typed(t, "wipe /dev/sda", "", "wipe", " /dev/sda ")
+	if !slices.Equal(wiped, []string{"", "/dev/sda"}) || !strings.Contains(got, "wipe: the locked disk is /dev/sda\n") || !strings.Contains(got, "The disk is wiped") {
+		t.Errorf("%q: %s", wiped, got)
+	}
+}
+
 // The terminal shows what is typed again after a key was typed.
 func TestUnlockIsNotShown(t *testing.T) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -267,7 +286,7 @@ func TestEcho(t *testing.T) {
 	r := newRig(t)
 	put(t, network.Statuses.Put(r.o.Store.As(network.ID), network.ID, network.Status{Problems: []string{"eth0 dhcp"}}))
 	r.wrong = problems(strings.Repeat("x ", 34) + "shutdown")
-	text := r.typed(t, "", "status", "log", "unknown", "network", "network lo", "unlock", "", "reboot")
+	text := r.typed(t, "", "status", "log", "unknown", "network", "network lo", "unlock", "", "wipe", "", "reboot")
 	if !strings.Contains(text, "\n            shutdown\n") {
 		t.Error(text)
 	}
@@ -291,7 +310,7 @@ func TestCommandsOfTheConfiguration(t *testing.T) {
 			t.Errorf("%s: %s", c.name, text)
 		}
 	}
-	if text, want := unknown("ssh"), "is not one of status, log, network, unlock, reboot, shutdown"; !strings.Contains(text, want) || len(commands) != strings.Count(want, ",")+1 {
+	if text, want := unknown("ssh"), "is not one of status, log, network, unlock, wipe, reboot, shutdown"; !strings.Contains(text, want) || len(commands) != strings.Count(want, ",")+1 {
 		t.Error(text)
 	}
 }

@@ -107,8 +107,9 @@ type Disks struct {
 	reset   atomic.Pointer[reset]            // what Erase wipes; nil: nothing
 
 	// key is a recovery key that was given to this boot, until the volumes have the machine's own keys; guarded by mu.
-	key string
-	// Unlocked gets something when STATE can be opened with it.
+	key    string
+	locked *disk.Disk // its STATE opens with no key; guarded by mu
+	// Unlocked gets something when STATE can be opened with it, or is to be wiped.
 	Unlocked chan struct{}
 }
 
@@ -227,6 +228,7 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 	if d.System() != nil {
 		return configuration.StateMounted, nil
 	}
+	d.locked = nil
 	dev, state, err := d.findSystem(ctx)
 	if err == nil && d.lateTPM() {
 		return configuration.StateLate, errors.New("the TPM of this machine isn't there yet")
@@ -248,6 +250,7 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 		err = d.Keeper.Open(ctx, dev, v)
 	}
 	if errors.As(err, new(luks.Locked)) {
+		d.locked = &dev
 		return configuration.StateLocked, err
 	} else if err != nil {
 		return configuration.StateBroken, err

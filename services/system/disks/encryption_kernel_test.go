@@ -258,4 +258,25 @@ func TestRecoveryKeyAfterANewMainboard(t *testing.T) {
 	if err := m.disks.Unlock(ctx, key); err == nil || !strings.Contains(err.Error(), "STATE has no recovery key") {
 		t.Error(err)
 	}
+
+	// Nothing opens it any more: it is wiped for who names it, and made anew.
+	for device, why := range map[string]string{"": disk.Path, "/dev/sda": "isn't the locked disk"} {
+		if err := m.disks.WipeLocked(device); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("wipe %q: %v", device, err)
+		}
+	}
+	if err := m.disks.WipeLocked(disk.Path); err != nil {
+		t.Fatal(err)
+	}
+	<-m.disks.Unlocked
+	if state, err := m.disks.MountState(ctx); state != configuration.StateAbsent || err != nil {
+		t.Fatalf("wiped: %v, %v", state, err)
+	}
+	if err := m.disks.WipeLocked(disk.Path); !errors.Is(err, ErrNotLocked) {
+		t.Errorf("wiped again: %v", err)
+	}
+	m.comesUp(install, keys)
+	if _, err := os.Stat(filepath.Join(m.dir, "state/mark")); err == nil {
+		t.Error("the former STATE is there")
+	}
 }

@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
+	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/core/sleep"
+	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
@@ -44,13 +48,38 @@ func (d *Disks) unlock(ctx context.Context, key string) error {
 		}
 		d.key = key
 		d.log.Warn(l.Label + " is opened with its recovery key; then the machine gets its own keys of the configuration")
-		select {
-		case d.Unlocked <- struct{}{}:
-		default:
-		}
+		d.retry()
 		return nil
 	}
 	return ErrNotLocked
+}
+
+// WipeLocked has the disk wiped whose STATE no key has opened, as a reset of all of it does. The name of its device
+// says that this is wanted.
+func (d *Disks) WipeLocked(device string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.locked == nil {
+		return ErrNotLocked
+	}
+	if device != d.locked.Path {
+		return fmt.Errorf("%q isn't the locked disk, which is %s", device, d.locked)
+	}
+	err := d.locked.Change(func(file *os.File) error {
+		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(boot.WipeLabels, " ")})
+	})
+	if err == nil {
+		d.retry()
+	}
+	return err
+}
+
+// retry has STATE looked for at once.
+func (d *Disks) retry() {
+	select {
+	case d.Unlocked <- struct{}{}:
+	default:
+	}
 }
 
 // RecoveryKeys are those of the encrypted volumes of the system's disk.

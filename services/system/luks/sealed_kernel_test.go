@@ -146,7 +146,8 @@ func TestSealedPowerCuts(t *testing.T) {
 	}
 }
 
-// A key that only a later boot shows takes no other's place before that; also if the power goes before it has its token.
+// A key that only a later boot shows takes no other's place before that, also if the power goes before it has its
+// token.
 func TestFormerKeysStayUntilTheNewOneLasts(t *testing.T) {
 	server := &vault{later: true}
 	v := newVolume(t, key(0, "first"), key(2, "second"))

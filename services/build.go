@@ -180,7 +180,7 @@ func NewNode(o Options) (*Node, error) {
 	}
 	var err error
 	ends = lifecycle.Options{
-		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, UserDisks: d.UserDisks, MarkWipe: d.MarkWipe, Wiping: d.Wiping,
+		Store: store, Etcd: member, Lock: member.Lock(), StopPods: ctrd.StopPods, UserDisks: d.UserDisks, MarkWipe: d.MarkWipe, MarkEncrypt: d.MarkEncrypt, Wiping: d.Wiping,
 		Power: o.Power, Systems: systems, Unhealthy: n.unhealthy, Holds: func() bool { return n.ops.Holds() },
 		Pull: func(ctx context.Context, image string) error {
 			_, err := ctrd.PullWithProgress(ctx, containerd.PodNamespace, image, false, func(_, _ int64) error { return nil })

@@ -3060,7 +3060,9 @@ type RebootRequest struct {
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Somebody at the machine, or its host, asks, and doesn't wait for long: the node waits for no other node, and what
 	// would be a reason to refuse is a warning.
-	Button        bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
+	Button bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
+	// STATE of the machine is encrypted when it starts, with what is on it, as the configuration says.
+	EncryptState  bool `protobuf:"varint,6,opt,name=encrypt_state,json=encryptState,proto3" json:"encrypt_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3126,6 +3128,13 @@ func (x *RebootRequest) GetDryRun() bool {
 func (x *RebootRequest) GetButton() bool {
 	if x != nil {
 		return x.Button
+	}
+	return false
+}
+
+func (x *RebootRequest) GetEncryptState() bool {
+	if x != nil {
+		return x.EncryptState
 	}
 	return false
 }
@@ -5253,13 +5262,14 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSEVERITY_INFO\x10\x01\x12\x14\n" +
 	"\x10SEVERITY_WARNING\x10\x02\x12\x12\n" +
-	"\x0eSEVERITY_ERROR\x10\x03\"\xb3\x01\n" +
+	"\x0eSEVERITY_ERROR\x10\x03\"\xd8\x01\n" +
 	"\rRebootRequest\x12\x14\n" +
 	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
 	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
 	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
-	"\x06button\x18\x05 \x01(\bR\x06button\"F\n" +
+	"\x06button\x18\x05 \x01(\bR\x06button\x12#\n" +
+	"\rencrypt_state\x18\x06 \x01(\bR\fencryptState\"F\n" +
 	"\x0eRebootResponse\x124\n" +
 	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb5\x01\n" +
 	"\x0fShutdownRequest\x12\x14\n" +

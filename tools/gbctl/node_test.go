@@ -44,11 +44,15 @@ type resourceService struct {
 // List has no static pods on nodes that are no control planes.
 func (s resourceService) List(_ context.Context, r *connect.Request[apiv1.ListResourcesRequest]) (*connect.Response[apiv1.ListResourcesResponse], error) {
 	if r.Msg.Type == "volumes" {
-		spec := "layers: LUKS2 (0 nodeID), xfs\n"
-		if s.node.is("plain") {
-			spec = "layers: xfs\nunlike: true\n"
+		m := &apiv1.ListResourcesResponse{}
+		for label, mood := range map[string]string{"EPHEMERAL": "plain", "STATE": "plain-state"} {
+			spec := "layers: LUKS2 (0 nodeID), xfs\n"
+			if s.node.is(mood) {
+				spec = "layers: xfs\nunlike: true\n"
+			}
+			m.Items = append(m.Items, &apiv1.Resource{Id: label, Spec: spec})
 		}
-		return answerWith(&apiv1.ListResourcesResponse{Items: []*apiv1.Resource{{Id: "EPHEMERAL", Spec: spec}}})
+		return answerWith(m)
 	}
 	m, err := replay[apiv1.ListResourcesResponse]("ResourceService/List", r.Msg)
 	if err == nil && s.node.kind != "controlplane" && m.Msg.Definition.DefaultNamespace == "controlplane" {

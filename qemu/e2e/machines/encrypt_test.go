@@ -13,8 +13,9 @@ import (
 	"github.com/garboard-os/garboard/qemu/e2e/e2etest"
 )
 
-// EPHEMERAL of a running worker is encrypted: it is drained, wiped, and comes back to its cluster. The client ends
-// while that goes on, and the power of the worker, too; the same command goes on, and then has nothing to do.
+// EPHEMERAL and STATE of a running worker are encrypted: it is drained, wiped, and comes back to its cluster. The
+// client ends while that goes on, and the power of the worker, too; the same command goes on, and then has nothing to
+// do. STATE keeps what is on it.
 func TestEncryptRunningNode(t *testing.T) {
 	c, m := e2etest.Start(t, "encrypt", qemu.QEMU, func(o *qemu.Options) { o.Workers, o.MemoryMiB = 1, memoryMiB })
 	c.Ready(m)
@@ -29,10 +30,11 @@ func TestEncryptRunningNode(t *testing.T) {
 			return err
 		}
 	}
-	if out := c.Gbctl("-n", node, "encrypt", "--dry-run"); !strings.Contains(out, "nothing to do") {
+	const done = "STATE is as its configuration says"
+	if out := c.Gbctl("-n", node, "encrypt", "--dry-run"); !strings.Contains(out, done) {
 		t.Errorf("a worker whose configuration has no keys: %s", out)
 	}
-	c.Gbctl("-n", node, "patch", "mc", "-p", "machine: {systemDiskEncryption: {ephemeral: {keys: [{slot: 0, nodeID: {}}]}}}")
+	c.Gbctl("-n", node, "patch", "mc", "-p", "machine: {systemDiskEncryption: {state: {keys: [{slot: 0, nodeID: {}}]}, ephemeral: {keys: [{slot: 0, nodeID: {}}]}}}")
 	c.Eventually(6*time.Minute, "the worker knows that EPHEMERAL isn't encrypted", says("isn't encrypted, because it was made before it had keys", "get", "volumes"))
 	m.Reached("the worker has a key")
 
@@ -46,17 +48,17 @@ func TestEncryptRunningNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Reached("the power failed")
-	sealed := regexp.MustCompile(` EPHEMERAL .* LUKS2 \(0 nodeID\), xfs +true`)
+	sealed := regexp.MustCompile(`(?s) EPHEMERAL [^\n]* LUKS2 \(0 nodeID\), xfs +true.* STATE [^\n]* LUKS2 \(0 nodeID\), xfs +true`)
 	c.Eventually(15*time.Minute, "the same command ends", func() error {
 		_, err := c.Patient(15*time.Minute).TryGbctl("-n", node, "encrypt", "--yes")
 		return err
 	})
 	if out := c.Gbctl("-n", node, "get", "volumes"); !sealed.MatchString(out) {
-		t.Errorf("EPHEMERAL isn't encrypted:\n%s", out)
+		t.Errorf("they aren't encrypted:\n%s", out)
 	}
-	m.Reached("EPHEMERAL is encrypted")
+	m.Reached("EPHEMERAL and STATE are encrypted")
 	c.Eventually(10*time.Minute, "the worker is Ready", says(" serves ", "health"))
-	if out := c.Gbctl("-n", node, "encrypt", "--yes"); !strings.Contains(out, "nothing to do") {
+	if out := c.Gbctl("-n", node, "encrypt", "--yes"); !strings.Contains(out, done) {
 		t.Errorf("it is done again: %s", out)
 	}
 }

@@ -104,6 +104,8 @@ type Options struct {
 	UserDisks func(names []string) ([]disks.UserDisk, error)
 	// MarkWipe is that of the disks: the node wipes what is marked when it ends.
 	MarkWipe func(labels []string, users []disks.UserDisk, mode string) error
+	// MarkEncrypt has the next boot encrypt STATE.
+	MarkEncrypt func() error
 	// Wiping is the error of a mode of wiping that isn't possible; remarks are what users may not expect of it.
 	Wiping func(mode string, labels []string, users []disks.UserDisk) (remarks []string, err error)
 	// Power ends the machine. It returns at once.

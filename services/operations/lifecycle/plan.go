@@ -26,6 +26,7 @@ type job struct {
 	// button: somebody at the machine, or its host, ends it, and won't wait long. What would be a reason to refuse is a
 	// warning, and no other node is waited for.
 	button       bool
+	encrypt      bool // STATE, at the next boot
 	drainTimeout time.Duration
 	power        boot.Power // how it ends the node
 	labels       []string   // of the partitions that are wiped then, each once, STATE first
@@ -53,7 +54,7 @@ func (o Options) job(name string, r operation.Request) (j job, err error) {
 	}
 	if name == Shutdown || name == Reboot {
 		pressed, bad := operation.Decode[apiv1.RebootRequest](r, nil)
-		j.button, err = pressed.Button, cmp.Or(err, bad)
+		j.button, j.encrypt, err = pressed.Button, pressed.EncryptState, cmp.Or(err, bad)
 	}
 	if j.drainTimeout = cmp.Or(j.GetDrainTimeout().AsDuration(), DrainTimeout); j.drainTimeout < 0 || j.drainTimeout > MaxDrainTimeout {
 		err = cmp.Or(err, fmt.Errorf("the time for draining must be more than 0 and at most %s, and not %s", MaxDrainTimeout, j.drainTimeout))

@@ -46,7 +46,9 @@ func Pressed(p boot.Power, by string) operation.Ask {
 func (j job) powerSteps() []operation.Step {
 	// nobody knows when a node is on again that powers off
 	hold := map[boot.Power]time.Duration{boot.Reboot: holdReboot, boot.PowerOff: holdShutdown}[j.power]
-	before := slices.Concat(j.emptying(), j.ending(hold))
+	encrypt := operation.Step{ID: "encrypt", What: "mark STATE to be encrypted at the start, with what is on it", Deadline: markTimeout, Omit: !j.encrypt,
+		Run: func(context.Context, *operation.Progress) error { return j.MarkEncrypt() }}
+	before := slices.Concat([]operation.Step{encrypt}, j.emptying(), j.ending(hold))
 	// What the power button asked for is done once the node has ended, however it did: by a second press, or because
 	// the time for pods was up. Somebody has turned it on again.
 	if j.Resuming && j.button {

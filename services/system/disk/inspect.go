@@ -56,7 +56,7 @@ func (d *Disk) examine(file *os.File) (err error) {
 		return err
 	}
 	switch d.Pending.Step {
-	case stepNone, StepFormat, StepWipe, StepLayout:
+	case stepNone, StepFormat, StepWipe, StepLayout, StepEncrypt:
 	default:
 		d.Verdict, d.Holds = Newer, "a Garboard system that a newer release was changing"
 		return nil

@@ -35,7 +35,9 @@ const (
 	StepLayout = "layout" // the whole disk: partition table and all file systems
 	StepFormat = "format" // one partition
 	StepWipe   = "wipe"   // what a reset erases
-	stepNewer  = "newer"  // a step of a newer release; never written
+	// StepEncrypt is a partition that is encrypted with what is on it.
+	StepEncrypt = "encrypt"
+	stepNewer   = "newer" // a step of a newer release; never written
 )
 
 // Journal is the step that was begun and not finished.

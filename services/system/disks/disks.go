@@ -72,8 +72,9 @@ type Options struct {
 	// Plugins are the CNI plugins of the image. A pod network may install its own beside them.
 	Plugins string
 
-	dirs     volume.Dirs   // tests have their own
-	idFile   string        // tests have their own
+	dirs     volume.Dirs // tests have their own, and also of these
+	idFile   string
+	efiDir   string
 	patience time.Duration // warnAfter; shorter in tests
 	statfs   statfs        // tests have disks that fill up
 	uuidFile string        // luks.ProductUUID; tests have machines of their own
@@ -109,6 +110,7 @@ type Disks struct {
 	// key is a recovery key that was given to this boot, until the volumes have the machine's own keys; guarded by mu.
 	key    string
 	locked *disk.Disk // its STATE opens with no key; guarded by mu
+	making []luks.Key // with which STATE is encrypted in place; nil: it isn't now; guarded by mu
 	// Unlocked gets something when STATE can be opened with it, or is to be wiped.
 	Unlocked chan struct{}
 }
@@ -117,6 +119,7 @@ type Disks struct {
 func New(o Options) *Disks {
 	option.Default(&o.dirs, volume.Dirs{State: boot.StateDir, Var: boot.EphemeralDir, Etc: "/etc"})
 	option.Default(&o.idFile, machineIDFile)
+	option.Default(&o.efiDir, boot.EFIDir)
 	option.Default(&o.patience, warnAfter)
 	option.Default(&o.statfs, unix.Statfs)
 	option.Default(&o.uuidFile, luks.ProductUUID)
@@ -240,6 +243,9 @@ func (d *Disks) MountState(ctx context.Context) (configuration.State, error) {
 		return state, err
 	}
 	d.at = dev.Path
+	if err := d.encryptState(ctx, dev); err != nil {
+		return configuration.StateBroken, err
+	}
 	v := d.volumes[0] // STATE
 	// An image was written to this disk, and it hasn't been booted before.
 	blank, err := d.Keeper.Missing(ctx, dev, v)

@@ -110,7 +110,7 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	t.Helper()
 	uml.Booted(t)
 	m := &machineUnderTest{t: t, store: resource.NewStore(), console: &syncBuffer{}, dir: t.TempDir()}
-	for _, dir := range []string{"state", "var", "plugins", "etc/cni/net.d", "etc/kubernetes/volumeplugins"} {
+	for _, dir := range []string{"state", "efi", "var", "plugins", "etc/cni/net.d", "etc/kubernetes/volumeplugins"} {
 		if err := os.MkdirAll(filepath.Join(m.dir, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -119,8 +119,8 @@ func bootMachine(t *testing.T, disks ...*loop) *machineUnderTest {
 	m.applier = configuration.NewApplier(configuration.ApplierOptions{Store: m.store, Log: l.Logger(configuration.ID), StateDir: filepath.Join(m.dir, "state")})
 	m.disks = New(Options{
 		Mode: boot.Machine, Store: m.store, Processes: process.New(), Logs: l, StateReady: m.applier.StateReady,
-		dirs:    volume.Dirs{State: filepath.Join(m.dir, "state"), Var: filepath.Join(m.dir, "var"), Etc: filepath.Join(m.dir, "etc")},
-		idFile:  filepath.Join(m.dir, "machine-id"),
+		dirs:   volume.Dirs{State: filepath.Join(m.dir, "state"), Var: filepath.Join(m.dir, "var"), Etc: filepath.Join(m.dir, "etc")},
+		idFile: filepath.Join(m.dir, "machine-id"), efiDir: filepath.Join(m.dir, "efi"),
 		Plugins: filepath.Join(m.dir, "plugins"), uuidFile: filepath.Join(m.dir, "uuid"),
 		derivation: []string{"--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"},
 	})

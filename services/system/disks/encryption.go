@@ -34,9 +34,12 @@ type keptKey struct {
 // configuration is known.
 func (d *Disks) encryption(label string) *luks.Layer {
 	l := &luks.Layer{
-		Label: label, Field: "machine.systemDiskEncryption", Wipe: "gbctl reset --system-labels-to-wipe " + label + " --reboot",
+		Label: label, Field: "machine.systemDiskEncryption", Wipe: "gbctl reset --system-labels-to-wipe " + label + " --reboot", Encrypt: "gbctl -n ADDRESS encrypt",
 		Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
 		Keys: func() ([]luks.Key, error) {
+			if label == boot.LabelState && len(d.making) > 0 {
+				return d.making, nil
+			}
 			cfg, err := configuration.Config(d.o.Store)
 			if err != nil {
 				return nil, resource.IgnoreNotFound(err)

@@ -58,20 +58,24 @@ func (d *Disks) UseEFI(ctx context.Context, use func(dir string) error) error {
 	if err != nil {
 		return err
 	}
-	c, err := disk.Identify(system.EFI.Path)
+	return d.useEFI(ctx, system.EFI.Path, use)
+}
+
+func (d *Disks) useEFI(ctx context.Context, device string, use func(dir string) error) error {
+	c, err := disk.Identify(device)
 	if err != nil {
 		return err
 	}
 	if c.Kind != "vfat" {
 		ctx, cancel := context.WithTimeout(ctx, fatTimeout)
 		defer cancel()
-		if err := d.o.Processes.Run(ctx, exec.Command(mkfsFAT, "-F", "32", "-n", boot.LabelEFI, system.EFI.Path)); err != nil {
+		if err := d.o.Processes.Run(ctx, exec.Command(mkfsFAT, "-F", "32", "-n", boot.LabelEFI, device)); err != nil {
 			return err
 		}
 	}
 	// Without write-back of directories and tables, a power cut between two writes leaves them in their order.
 	const flags = unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_DIRSYNC
-	return volume.Use(system.EFI.Path, boot.EFIDir, "vfat", flags, "umask=0077", use)
+	return volume.Use(device, d.o.efiDir, "vfat", flags, "umask=0077", use)
 }
 
 // Open opens the whole disk for writing. It is in use, so what is written must not be in a mounted partition.

@@ -58,10 +58,12 @@ func (k Key) String() string { return fmt.Sprintf("the %s key of slot %d", k.Kin
 // A Layer is the encryption of a volume (volume.Layer). A volume without keys isn't encrypted.
 type Layer struct {
 	Label string
-	Field string                // of the configuration, with its keys
-	Wipe  string                // the command after which the volume is made anew
-	Keys  func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
-	Kept  func() ([]Key, error) // others, which may open it
+	Field string // of the configuration, with its keys
+	Wipe  string // the command after which the volume is made anew
+	// Encrypt is the command that encrypts it; "": that is Wipe.
+	Encrypt string
+	Keys    func() ([]Key, error) // those that the volume is to have; none: it isn't to be encrypted
+	Kept    func() ([]Key, error) // others, which may open it
 	// Keep makes Keys, and some that stay, those that are kept: called before others go.
 	Keep func(stay []Key) error
 	// Given is a recovery key that somebody has given to this boot; "": none.
@@ -183,7 +185,7 @@ func (l *Layer) Settle(ctx context.Context, device string) error {
 	}
 	switch encrypted := c.Kind == kind; {
 	case !encrypted && len(keys) > 0:
-		return Unlike("isn't encrypted, because it was made before it had keys; to have it encrypted, wipe it with " + l.Wipe)
+		return Unlike("isn't encrypted, because it was made before it had keys; to have it encrypted: " + cmp.Or(l.Encrypt, l.Wipe))
 	case !encrypted:
 		return nil
 	case len(keys) == 0:

@@ -94,6 +94,11 @@ func (k *Keeper) format(ctx context.Context, d disk.Disk, v Volume) step {
 	}}
 }
 
+// Make makes a volume of which the caller's journal tells.
+func (k *Keeper) Make(ctx context.Context, d disk.Disk, v Volume) error {
+	return k.do(ctx, k.format(ctx, d, v))
+}
+
 func (k *Keeper) formatAgain(ctx context.Context, d disk.Disk, v Volume) error {
 	return d.Change(func(file *os.File) error {
 		return k.journaled(ctx, file, disk.Journal{Step: disk.StepFormat, Label: v.Label}, k.format(ctx, d, v))

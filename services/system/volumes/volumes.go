@@ -51,7 +51,7 @@ type Status struct {
 	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
 	// NoRecovery: it is encrypted, and has no recovery key.
 	NoRecovery bool `yaml:"noRecovery,omitempty"`
-	// Unlike: it is encrypted, or isn't, unlike what its configuration says; only a wipe changes that.
+	// Unlike: it is encrypted, or isn't, unlike what its configuration says.
 	Unlike  bool   `yaml:"unlike,omitempty"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }

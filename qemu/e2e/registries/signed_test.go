@@ -168,9 +168,13 @@ func TestSignedImages(t *testing.T) {
 	patch(fmt.Sprintf("machine: {registries: {mirrors: {signed.test: {endpoints: [\"http://%s\"]}}}, images: {verify: [{prefix: signed.test/, keys: [%s]}]}}",
 		host, base64.StdEncoding.EncodeToString(public)))
 	service := "kubelet"
-	says := func(repository, want string) {
+	takes := func(repository string) {
 		t.Helper()
 		patch(map[string]string{"kubelet": "machine", "etcd": "cluster"}[service] + ": {" + service + ": {image: signed.test/" + repository + ":1}}")
+	}
+	says := func(repository, want string) {
+		t.Helper()
+		takes(repository)
 		c.Eventually(pullBudget, repository+": "+want, func() error {
 			out, err := c.TryGbctl("-n", c.Node(), "service", service)
 			lines := strings.Split(out, "\n")
@@ -202,14 +206,14 @@ func TestSignedImages(t *testing.T) {
 		})
 	}
 	runs(certified)
-	says(stated, "Pulling image signed.test/"+stated)
+	takes(stated)
 	runs(stated)
-	says(signed, "Pulling image signed.test/"+signed)
+	takes(signed)
 	c.Ready(m)
 	runs(signed)
 	service = "etcd"
 	says(refusedEtcd, refused+"it has no signature of cosign")
-	says(etcd, "Pulling image signed.test/"+etcd)
+	takes(etcd)
 	runs(etcd)
 	c.Ready(m)
 

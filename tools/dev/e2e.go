@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,7 +31,7 @@ const (
 	processorsOfAMachine = 2
 	// machineWord is in the files of tests that boot virtual machines.
 	machineWord = "qemu.QEMU"
-	// promiseWord is in the files of tests that measure what the product promises: other tests beside them would be
+	// promiseWord is in the functions of tests that measure what the product promises: other tests beside them would be
 	// part of that.
 	promiseWord = ".Promised("
 )
@@ -46,7 +47,7 @@ const (
 type bootTest struct {
 	name, folder, tag string
 	machine           bool     // whether its nodes are virtual machines
-	alone             bool     // whether a test of its folder, which may share its cluster, measures a promise
+	alone             bool     // whether it measures a promise
 	files             []string // its own, and those of its folder without any test
 }
 
@@ -56,6 +57,7 @@ var bootRoots = []string{"qemu/e2e", "services", "init"}
 var (
 	buildTag     = regexp.MustCompile(`^//go:build ([\w &]+)\n`)
 	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	anyFunction  = regexp.MustCompile(`(?m)^func (?:\([^)]*\) )?(\w+)`)
 )
 
 // testFiles calls look for each test file below a folder.
@@ -94,7 +96,7 @@ func folderOf(file string) string { return "./" + filepath.Dir(file) }
 func bootTests(root string) ([]bootTest, error) {
 	var all []bootTest
 	folders := map[string]string{} // by tag and test: tests are chosen by their names
-	promises := map[string]bool{}  // by tag and folder
+	bodies := map[string]map[string]string{} // of functions, by folder and name
 	shared := map[string][]string{}
 	look := func(file string, text []byte) error {
 		tag := buildTag.FindSubmatch(text)
@@ -106,11 +108,15 @@ func bootTests(root string) ([]bootTest, error) {
 		if len(tests) == 0 {
 			shared[folder] = append(shared[folder], file)
 		}
+		if bodies[folder] == nil {
+			bodies[folder] = map[string]string{}
+		}
+		starts := append(anyFunction.FindAllSubmatchIndex(text, -1), []int{len(text)})
+		for i, at := range starts[:len(starts)-1] {
+			bodies[folder][string(text[at[2]:at[3]])] += string(text[at[3]:starts[i+1][0]])
+		}
 		for _, m := range tests {
 			test := bootTest{string(m[1]), folder, string(tag[1]), strings.Contains(string(text), machineWord), false, []string{file}}
-			if !test.machine && strings.Contains(string(text), promiseWord) {
-				promises[test.tag+" "+test.folder] = true
-			}
 			if other := folders[test.tag+" "+test.name]; other != "" {
 				return fmt.Errorf("%s is a test of %s and of %s: give one another name", test.name, other, test.folder)
 			}
@@ -125,11 +131,24 @@ func bootTests(root string) ([]bootTest, error) {
 		}
 	}
 	for i, t := range all {
-		all[i].alone = !t.machine && promises[t.tag+" "+t.folder]
+		all[i].alone = !t.machine && measures(bodies[t.folder], t.name)
 		all[i].files = append(t.files, shared[t.folder]...)
 	}
 	slices.SortStableFunc(all, func(a, b bootTest) int { return strings.Compare(a.folder, b.folder) })
 	return all, nil
+}
+
+// measures reports whether a function measures a promise, itself or by others of its folder.
+func measures(bodies map[string]string, name string) bool {
+	bodies = maps.Clone(bodies)
+	body := bodies[name]
+	delete(bodies, name)
+	for other := range bodies {
+		if strings.Contains(body, other+"(") && measures(bodies, other) {
+			return true
+		}
+	}
+	return strings.Contains(body, promiseWord)
 }
 
 func e2eTests(ctx context.Context, s *suite) (result, error) {

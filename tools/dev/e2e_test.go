@@ -32,8 +32,8 @@ func TestBootTests(t *testing.T) {
 	lay(t, root, map[string]string{
 		"qemu/e2e/b/b_test.go":        tag + "e2e && long\npackage b\n// " + machineWord + a,
 		"qemu/e2e/a/one_test.go":      tag + "e2e\npackage a" + a + b,
-		"qemu/e2e/e/one_test.go":      tag + "e2e\npackage e\nfunc TestD(t *testing.T) {}\n",
-		"qemu/e2e/e/two_test.go":      tag + "e2e\npackage e\n// c" + promiseWord + ")\nfunc TestE(t *testing.T) {}\n",
+		"qemu/e2e/e/one_test.go":      tag + "e2e\npackage e\nfunc TestD(t *testing.T) { takes(t) }\nfunc other() {}\n",
+		"qemu/e2e/e/two_test.go":      tag + "e2e\npackage e\nfunc TestE(t *testing.T) { other() }\nfunc takes(t *testing.T) { c" + promiseWord + ") }\n",
 		"qemu/e2e/a/more_test.go":     tag + "e2e\npackage a\nfunc more() {}\n",
 		"qemu/e2e/a/two_test.go":      tag + "e2e\npackage a\nvar _ = " + machineWord + c,
 		"qemu/e2e/d/d.go":             tag + "e2e\n" + a,
@@ -55,7 +55,7 @@ func TestBootTests(t *testing.T) {
 		{"TestC", "./qemu/e2e/a", e2eTag, true, false, []string{"qemu/e2e/a/two_test.go", "qemu/e2e/a/more_test.go"}},
 		{"TestA", "./qemu/e2e/b", longTag, true, false, []string{"qemu/e2e/b/b_test.go"}},
 		{"TestD", "./qemu/e2e/e", e2eTag, false, true, []string{"qemu/e2e/e/one_test.go"}},
-		{"TestE", "./qemu/e2e/e", e2eTag, false, true, []string{"qemu/e2e/e/two_test.go"}},
+		{"TestE", "./qemu/e2e/e", e2eTag, false, false, []string{"qemu/e2e/e/two_test.go"}},
 		{"TestA", "./services/i", kernelTag, false, false, []string{"services/i/i_kernel_test.go"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(bootTest{})); diff != "" {

@@ -16,6 +16,7 @@ import (
 // A default gives way to an argument beside which the program doesn't start.
 func TestDefaultsGiveWay(t *testing.T) {
 	t.Parallel()
+	cluster := testConfig(t).Cluster
 	for _, tc := range []struct {
 		program    string
 		args       config.Args
@@ -42,14 +43,8 @@ func TestDefaultsGiveWay(t *testing.T) {
 		{controllerManager, config.Args{"cluster-signing-cert-file": {"/a"}, "cluster-signing-key-file": {"/b"}}, []string{"cluster-signing-cert-file=/a"}, []string{"cluster-signing-legacy"}},
 		{scheduler, config.Args{"config": {"/a"}}, []string{"config=/a", "leader-elect=true"}, nil},
 	} {
-		var spec ProgramConfig = APIServerConfig{ExtraArgs: tc.args}
-		switch tc.program {
-		case controllerManager:
-			spec = ControllerManagerConfig{ExtraArgs: tc.args}
-		case scheduler:
-			spec = SchedulerConfig{ExtraArgs: tc.args}
-		}
-		pod, err := staticPod(podInput{config: spec, address: testAddress, secretsDir: "/s", filesDir: "/files"})
+		cluster.APIServer.ExtraArgs, cluster.ControllerManager.ExtraArgs, cluster.Scheduler.ExtraArgs = tc.args, tc.args, tc.args
+		pod, err := staticPod(podInput{program: tc.program, cluster: &cluster, address: testAddress, secretsDir: "/s", filesDir: "/files"})
 		put(t, err)
 		command := pod.List("spec", "containers")[0]["command"].(list)
 		has := func(flag string) bool {
@@ -71,8 +66,10 @@ func TestDefaultsGiveWay(t *testing.T) {
 // The kubelet asks a program at the port that the arguments give it.
 func TestProbesFollowThePort(t *testing.T) {
 	t.Parallel()
+	cluster := testConfig(t).Cluster
 	for own, port := range map[string]int{"": 10259, "11259": 11259} {
-		pod, err := staticPod(podInput{config: SchedulerConfig{ExtraArgs: config.Args{"secure-port": {own}}}, address: testAddress})
+		cluster.Scheduler.ExtraArgs = config.Args{"secure-port": {own}}
+		pod, err := staticPod(podInput{program: scheduler, cluster: &cluster, address: testAddress})
 		put(t, err)
 		if got := pod.List("spec", "containers")[0].At("livenessProbe", "httpGet", "port"); got != port {
 			t.Errorf("%q: %v, want %d", own, got, port)
@@ -112,7 +109,7 @@ func TestAuthenticationConfiguration(t *testing.T) {
 		"claims": {issuer(config.Args{"oidc-required-claim": {"a=b=c", "d="}, "oidc-username-prefix": {"-"}}), anonymous,
 			"[map[claimMappings:map[username:map[claim:sub prefix:]] claimValidationRules:[map[claim:a requiredValue:b=c] map[claim:d requiredValue:]] issuer:map[audiences:[k] url:https://a.example]]]"},
 	} {
-		files, err := apiServerFiles(APIServerConfig{ExtraArgs: tc.args, ExtraVolumes: []config.Volume{{HostPath: filepath.Dir(ca), MountPath: "/pki"}}})
+		files, err := apiServerFiles(&config.APIServer{ExtraArgs: tc.args, ExtraVolumes: []config.Volume{{HostPath: filepath.Dir(ca), MountPath: "/pki"}}})
 		put(t, err)
 		var got map[string]any
 		put(t, yaml.Unmarshal(files[authenticationFile], &got))
@@ -125,9 +122,9 @@ func TestAuthenticationConfiguration(t *testing.T) {
 // Without the certificates of its issuer, the API server runs, and accepts none of its tokens.
 func TestIssuerWithoutAuthority(t *testing.T) {
 	t.Parallel()
-	pod, err := staticPod(podInput{address: testAddress, config: APIServerConfig{
-		ExtraArgs: config.Args{"oidc-issuer-url": {"https://a.example"}, "oidc-client-id": {"k"}, "oidc-ca-file": {filepath.Join(t.TempDir(), "none")}},
-	}})
+	cluster := testConfig(t).Cluster
+	cluster.APIServer.ExtraArgs = config.Args{"oidc-issuer-url": {"https://a.example"}, "oidc-client-id": {"k"}, "oidc-ca-file": {filepath.Join(t.TempDir(), "none")}}
+	pod, err := staticPod(podInput{program: apiServer, cluster: &cluster, address: testAddress})
 	if pod == nil || err == nil || !strings.Contains(err.Error(), "oidc-ca-file of cluster.apiServer.extraArgs") {
 		t.Errorf("pod %v, error %v", pod != nil, err)
 	}

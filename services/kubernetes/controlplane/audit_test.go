@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config"
 )
 
 // auditRule is the part of audit.k8s.io/v1 that the default policy uses.
@@ -33,7 +35,7 @@ func level(rules []auditRule, verb, group, resource string) string {
 
 // The log has the user and the object of each change, and no content of objects.
 func TestDefaultAuditPolicy(t *testing.T) {
-	files, err := apiServerFiles(APIServerConfig{})
+	files, err := apiServerFiles(&config.APIServer{})
 	put(t, err)
 	var policy struct {
 		APIVersion string `yaml:"apiVersion"`

@@ -1,10 +1,8 @@
 package controlplane
 
 import (
-	"context"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -12,11 +10,9 @@ import (
 )
 
 // ProgramConfig is the configuration of one program of the control plane:
-// APIServerConfig, ControllerManagerConfig or SchedulerConfig.
-type ProgramConfig interface {
-	program() string
-	own() (image string, args config.Args, volumes []config.Volume)
-}
+// APIServerConfig, ControllerManagerConfig or SchedulerConfig. It is for users and other nodes: the pod is made from
+// the machine's configuration itself.
+type ProgramConfig interface{ program() string }
 
 // Configs are the programs' configurations, by their names. Their
 // version is on the pod as annotation garboard.dev/config-version,
@@ -61,34 +57,8 @@ func (APIServerConfig) program() string         { return apiServer }
 func (ControllerManagerConfig) program() string { return controllerManager }
 func (SchedulerConfig) program() string         { return scheduler }
 
-func (c APIServerConfig) own() (string, config.Args, []config.Volume) {
-	return c.Image, c.ExtraArgs, c.ExtraVolumes
-}
-func (c ControllerManagerConfig) own() (string, config.Args, []config.Volume) {
-	return c.Image, c.ExtraArgs, c.ExtraVolumes
-}
-func (c SchedulerConfig) own() (string, config.Args, []config.Volume) {
-	return c.Image, c.ExtraArgs, c.ExtraVolumes
-}
-
 // localEtcd: each apiserver uses the member on its own node.
 const localEtcd = "https://127.0.0.1:2379"
-
-// ConfigController takes the programs' configurations out of the machine's.
-type ConfigController struct{}
-
-func (*ConfigController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
-	c, err := controlPlaneConfig(v)
-	if err != nil || c == nil {
-		return 0, err
-	}
-	for _, spec := range programConfigs(&c.Cluster) {
-		if err := Configs.Put(v, spec.program(), spec); err != nil {
-			return 0, err
-		}
-	}
-	return 0, nil
-}
 
 func programConfigs(c *config.Cluster) []ProgramConfig {
 	return []ProgramConfig{

@@ -4,9 +4,9 @@
 // The machine configuration is the only source. Controllers turn it into files
 // that the kubelet watches, and keep them up to date:
 //
-//	MachineConfigs ─→ KubernetesControlPlaneConfigs ─┐
-//	SecretsStatuses (content hash), EtcdStatuses ────┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
-//	                                                                  StaticPodStatuses ←───────────┘
+//	MachineConfigs ──────────────────────────────┬→ KubernetesControlPlaneConfigs (for users)
+//	SecretsStatuses (content hash), EtcdStatuses ┴→ StaticPods ─→ /etc/kubernetes/manifests ─→ kubelet
+//	                                                              StaticPodStatuses ←───────────┘
 //	MachineConfigs ─→ Manifests (bootstrap manifests) ─→ API server: what is missing is made, nothing is ever changed
 //	                  ManifestResults ←──────────────────────┤ what isn't there, and why
 //	                  ManifestDrifts ←───────────────────────┘ what differs there
@@ -207,18 +207,12 @@ func Controllers(o Options) []resource.Controller {
 			Outputs: []string{BootstrapStatuses.Type()},
 		},
 		{
-			Name: "config.KubernetesControlPlaneController", Reconcile: (&ConfigController{}).Reconcile,
-			Inputs:  []resource.Input{{Type: configuration.Configs.Type(), ID: configuration.ConfigID}},
-			Outputs: []string{Configs.Type()},
-		},
-		{
 			Name: "k8s.ControlPlaneStaticPodController", Reconcile: (&StaticPodController{filesDir: o.FilesDir, auditDir: o.AuditDir, secretsDir: filepath.Join(o.SecretsDir, "kubernetes")}).Reconcile,
 			Inputs: []resource.Input{
-				{Type: Configs.Type()}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()}, {Type: network.Addresses.Type()},
-				// Configs are made from it
-				{Type: configuration.Configs.Type(), ID: configuration.ConfigID, Quiet: true}, {Type: secrets.Issuers.Type()},
+				{Type: configuration.Configs.Type(), ID: configuration.ConfigID}, {Type: secrets.Statuses.Type()}, {Type: etcd.Statuses.Type()},
+				{Type: network.Addresses.Type()}, {Type: secrets.Issuers.Type()},
 			},
-			Outputs: []string{StaticPods.Type()},
+			Outputs: []string{Configs.Type(), StaticPods.Type()},
 		},
 		{
 			Name: "k8s.ServiceAccountIssuerController", Reconcile: (&IssuerController{record: o.Issuers}).Reconcile,
@@ -227,8 +221,8 @@ func Controllers(o Options) []resource.Controller {
 		},
 		{
 			Name: "k8s.KubeletStaticPodController", Reconcile: (&KubeletStaticPodController{staticPodsDir: o.StaticPodsDir, filesDir: o.FilesDir, checkpointsDir: o.CheckpointsDir, kubeletURL: o.KubeletURL, have: o.Have, kill: o.Kill}).Reconcile,
-			// the pod has its version
-			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: Configs.Type(), ID: apiServer, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}, {Type: etcd.Statuses.Type()}},
+			// the pods are made from the configuration, and follow it
+			Inputs:  []resource.Input{{Type: StaticPods.Type()}, {Type: BootstrapStatuses.Type()}, {Type: configuration.Configs.Type(), ID: configuration.ConfigID, Quiet: true}, {Type: secrets.Kubernetes.Type()}, {Type: network.Hostnames.Type()}, {Type: etcd.Statuses.Type()}},
 			Outputs: []string{StaticPodStatuses.Type()},
 		},
 		{

@@ -38,7 +38,7 @@ const maxAuthority = 1 << 20
 
 // authentication is the AuthenticationConfiguration, with what the arguments say that withoutAuthentication leaves
 // out. If the certificates of the OpenID issuer can't be read, it is without the issuer, and there is an error, too.
-func authentication(c APIServerConfig) ([]byte, error) {
+func authentication(c *config.APIServer) ([]byte, error) {
 	args, ca, unread := c.ExtraArgs, "", error(nil)
 	if name := args.Get("oidc-ca-file"); name != "" {
 		host, _ := config.HostPath(c.ExtraVolumes, name)
@@ -86,7 +86,7 @@ func withoutAuthentication(args config.Args) config.Args {
 
 // apiServerFiles are the configuration files of kube-apiserver without secrets, by name. Files together with an error
 // are good, but lack what couldn't be read.
-func apiServerFiles(c APIServerConfig) (map[string][]byte, error) {
+func apiServerFiles(c *config.APIServer) (map[string][]byte, error) {
 	files, err, unread := map[string][]byte{}, error(nil), error(nil)
 	for _, name := range []string{admissionFile, auditFile} {
 		if files[name], err = defaultFiles.ReadFile("files/" + apiServer + "/" + name); err != nil {

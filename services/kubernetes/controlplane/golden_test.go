@@ -44,13 +44,13 @@ func TestPods(t *testing.T) {
 	c := testConfig(t)
 	c.Cluster.APIServer.ExtraArgs = config.Args{"profiling": {"true"}, "v": {"2"}}
 	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/policy", MountPath: "/policy", ReadOnly: true}}
-	for _, spec := range programConfigs(&c.Cluster) {
+	for _, program := range Programs {
 		pod, err := staticPod(podInput{
-			config: spec, configVersion: 3, secretsVersion: "0123456789abcdef", address: netip.MustParseAddr("192.0.2.10"),
+			program: program, cluster: &c.Cluster, configVersion: 3, secretsVersion: "0123456789abcdef", address: netip.MustParseAddr("192.0.2.10"),
 			secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes", auditDir: "/var/log/audit/kube",
 		})
 		put(t, err)
-		golden(t, "pods/"+spec.program(), pod)
+		golden(t, "pods/"+program, pod)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestPods(t *testing.T) {
 func TestUsersVolumeWins(t *testing.T) {
 	c := testConfig(t)
 	c.Cluster.APIServer.ExtraVolumes = []config.Volume{{HostPath: "/var/mine", MountPath: "/audit"}}
-	pod, err := staticPod(podInput{config: programConfigs(&c.Cluster)[0], address: testAddress, auditDir: "/audit"})
+	pod, err := staticPod(podInput{program: apiServer, cluster: &c.Cluster, address: testAddress, auditDir: "/audit"})
 	put(t, err)
 	var there []string
 	for _, v := range pod.List("spec", "volumes") {
@@ -78,7 +78,7 @@ func TestProgramConfigs(t *testing.T) {
 }
 
 func TestIPv6NodeBindsBoth(t *testing.T) {
-	pod, err := staticPod(podInput{config: APIServerConfig{}, address: netip.MustParseAddr("2001:db8::1")})
+	pod, err := staticPod(podInput{program: apiServer, cluster: &testConfig(t).Cluster, address: netip.MustParseAddr("2001:db8::1")})
 	put(t, err)
 	command := fmt.Sprint(pod.List("spec", "containers")[0]["command"])
 	if !strings.Contains(command, "--bind-address=:: ") || !strings.Contains(command, "--advertise-address=2001:db8::1 ") {
@@ -156,10 +156,10 @@ func TestFamilies(t *testing.T) {
 		// The kernel's addresses of the node, in networkd's order.
 		all := []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64")}
 		address := c.Cluster.Network.NodeIPs(all[0].Addr(), all)[0]
-		for _, spec := range programConfigs(&c.Cluster) {
-			pod, err := staticPod(podInput{config: spec, address: address, secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes", auditDir: "/var/log/audit/kube"})
+		for _, program := range Programs {
+			pod, err := staticPod(podInput{program: program, cluster: &c.Cluster, address: address, secretsDir: "/system/secrets/kubernetes", filesDir: "/etc/kubernetes", auditDir: "/var/log/audit/kube"})
 			put(t, err)
-			if spec.program() == scheduler {
+			if program == scheduler {
 				continue // it knows no addresses
 			}
 			var flags []any
@@ -168,7 +168,7 @@ func TestFamilies(t *testing.T) {
 					flags = append(flags, arg)
 				}
 			}
-			golden(t, "pods/"+name+"/"+spec.program(), flags)
+			golden(t, "pods/"+name+"/"+program, flags)
 		}
 	}
 }
@@ -252,7 +252,7 @@ spec: {hostNetwork: yes, enableServiceLinks: off, containers: [{name: a, image: 
 // S-278: the same pod gives the same file, byte for byte.
 func TestPodsAreDeterministic(t *testing.T) {
 	c := testConfig(t)
-	in := podInput{config: programConfigs(&c.Cluster)[0], address: testAddress}
+	in := podInput{program: apiServer, cluster: &c.Cluster, address: testAddress}
 	var first []byte
 	for range 20 {
 		pod, err := staticPod(in)

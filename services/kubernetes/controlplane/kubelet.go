@@ -147,11 +147,11 @@ func (c *KubeletStaticPodController) Reconcile(ctx context.Context, v resource.V
 
 // writeFiles writes the configuration files of kube-apiserver.
 func (c *KubeletStaticPodController) writeFiles(v resource.View) error {
-	o, err := Configs.Get(v, apiServer)
-	if err != nil {
-		return resource.IgnoreNotFound(err)
+	cfg, err := controlPlaneConfig(v)
+	if err != nil || cfg == nil {
+		return err
 	}
-	files, err := apiServerFiles(o.Spec.(APIServerConfig))
+	files, err := apiServerFiles(&cfg.Cluster.APIServer)
 	if files == nil {
 		return err // otherwise StaticPodController says it
 	}

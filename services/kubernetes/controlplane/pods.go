@@ -37,7 +37,8 @@ var staticPods = render.Parse(staticPodFiles, "static_pods/*.yaml")
 
 // podInput is all data of a static pod.
 type podInput struct {
-	config         ProgramConfig
+	program        string
+	cluster        *config.Cluster
 	configVersion  uint64
 	secretsVersion string
 	issuers        []string   // of tokens that are accepted; the first one signs
@@ -49,20 +50,20 @@ type podInput struct {
 
 // staticPod renders the pod of one program. A pod together with an error is good: see apiServerFiles.
 func staticPod(in podInput) (kubeclient.Object, error) {
-	name := in.config.program()
-	image, args, volumes := in.config.own()
+	c, name := in.cluster, in.program
+	image, args, volumes := in.own()
 	secrets, files := filepath.Join(in.secretsDir, name), filepath.Join(in.filesDir, name)
 	annotations := object{
 		configVersionAnnotation:  strconv.FormatUint(in.configVersion, 10),
 		secretsVersionAnnotation: in.secretsVersion,
 	}
 	var unread error
-	ipv6, etcdServers := in.address.Is6(), ""
+	ipv6, services := in.address.Is6(), config.Joined(c.Network.ServiceSubnets, ",")
 	own := []config.Volume{inPlace(secrets, true)}
-	if c, is := in.config.(APIServerConfig); is {
-		ipv6, etcdServers = ipv6 || strings.Contains(c.ServiceCIDR, ":"), strings.Join(c.EtcdServers, ",")
+	if name == apiServer {
+		ipv6 = ipv6 || strings.Contains(services, ":")
 		var rendered map[string][]byte
-		if rendered, unread = apiServerFiles(c); rendered == nil {
+		if rendered, unread = apiServerFiles(&c.APIServer); rendered == nil {
 			return nil, unread
 		}
 		annotations[filesVersionAnnotation] = filesVersion(rendered)
@@ -85,7 +86,9 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 	}
 	data := object{
 		"Name": name, "Namespace": kubeSystem, "Annotations": annotations, "UID": boot.User(name), "Image": image,
-		"Mounts": mounts, "Volumes": sources, "Config": in.config, "Address": in.address, "IPv6": ipv6, "EtcdServers": etcdServers,
+		"Mounts": mounts, "Volumes": sources, "Address": in.address, "IPv6": ipv6, "EtcdServers": localEtcd,
+		"LocalPort": c.ControlPlane.LocalAPIServerPort, "Endpoint": c.ControlPlane.Endpoint.String(),
+		"ServiceCIDR": services, "PodCIDR": config.Joined(c.Network.PodSubnets, ","),
 		"Secrets": secrets, "Files": files, "Audit": in.auditDir, "Port": args.Get("secure-port"),
 		"Webhook": args.Get("authorization-webhook-config-file"), "ABAC": args.Get("authorization-policy-file"),
 		"NodeRestriction": !strings.Contains(args.Get("disable-admission-plugins"), "NodeRestriction"),
@@ -106,6 +109,18 @@ func staticPod(in podInput) (kubeclient.Object, error) {
 		return nil, fmt.Errorf("render static pod %s: %w", name, err)
 	}
 	return pod, unread
+}
+
+// own is what the configuration says of the program itself.
+func (in podInput) own() (image string, args config.Args, volumes []config.Volume) {
+	switch c := in.cluster; in.program {
+	case apiServer:
+		return c.APIServer.Image, c.APIServer.ExtraArgs, c.APIServer.ExtraVolumes
+	case controllerManager:
+		return c.ControllerManager.Image, c.ControllerManager.ExtraArgs, c.ControllerManager.ExtraVolumes
+	default:
+		return c.Scheduler.Image, c.Scheduler.ExtraArgs, c.Scheduler.ExtraVolumes
+	}
 }
 
 // inPlace is a path of the node that the pod has at the same place.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -18,11 +19,20 @@ import (
 	"github.com/garboard-os/garboard/services/system/network"
 )
 
-// StaticPodController renders the pods, after etcd is up: an apiserver
+// StaticPodController publishes the programs' configurations. It renders the pods after etcd is up: an apiserver
 // that starts without it only fails.
 type StaticPodController struct{ filesDir, auditDir, secretsDir string }
 
 func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (time.Duration, error) {
+	cfg, err := controlPlaneConfig(v)
+	if err != nil || cfg == nil {
+		return 0, err
+	}
+	for _, spec := range programConfigs(&cfg.Cluster) {
+		if err := Configs.Put(v, spec.program(), spec); err != nil {
+			return 0, err
+		}
+	}
 	status, err := secrets.Statuses.Get(v, secrets.KubernetesID)
 	address, none := advertised(v)
 	if err = cmp.Or(err, none); err != nil {
@@ -36,10 +46,11 @@ func (c *StaticPodController) Reconcile(_ context.Context, v resource.View) (tim
 	var problems []error
 	for _, o := range Configs.List(v) {
 		pod, err := staticPod(podInput{
-			config:         o.Spec,
+			program:        o.ID,
+			cluster:        &cfg.Cluster,
 			configVersion:  o.Version,
 			issuers:        issuers,
-			secretsVersion: cmp.Or(status.Spec.Programs[o.Spec.program()], status.Spec.Version),
+			secretsVersion: cmp.Or(status.Spec.Programs[o.ID], status.Spec.Version),
 			address:        address,
 			secretsDir:     c.secretsDir,
 			filesDir:       c.filesDir,
@@ -75,10 +86,8 @@ func Rendered(r resource.Reader, name, image string) (kubeclient.Object, error) 
 	}
 	cluster := c.Cluster
 	cluster.APIServer.Image, cluster.ControllerManager.Image, cluster.Scheduler.Image = image, image, image
-	for _, spec := range programConfigs(&cluster) {
-		if spec.program() == name {
-			return staticPod(podInput{config: spec, issuers: issuersOf(r), address: address, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
-		}
+	if !slices.Contains(Programs, name) {
+		return nil, fmt.Errorf("%s is no program of the control plane", name)
 	}
-	return nil, fmt.Errorf("%s is no program of the control plane", name)
+	return staticPod(podInput{program: name, cluster: &cluster, issuers: issuersOf(r), address: address, secretsDir: filepath.Join(boot.SecretsDir, "kubernetes"), filesDir: filesDir, auditDir: auditDir})
 }

@@ -55,6 +55,8 @@ func Roles() []Role {
 type Method struct {
 	// Procedure is the path of its URL: /garboard.v1.ConfigService/Apply.
 	Procedure string
+	// Former is the procedure that it was in the former release; "": the same.
+	Former string
 	// Role is the least one that may call it; "" for nobody.
 	Role Role
 	// Changes and Discloses: every call is audited.
@@ -93,6 +95,7 @@ func method(d protoreflect.MethodDescriptor) Method {
 	get := func(x protoreflect.ExtensionType) any { return proto.GetExtension(d.Options(), x) }
 	return Method{
 		Procedure:   "/" + string(d.Parent().FullName()) + "/" + string(d.Name()),
+		Former:      get(garboardv1.E_Former).(string),
 		Role:        Role(get(garboardv1.E_Role).(string)),
 		Changes:     get(garboardv1.E_Changes).(bool),
 		Discloses:   get(garboardv1.E_Discloses).(bool),

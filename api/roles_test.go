@@ -73,7 +73,7 @@ func TestPeerMethods(t *testing.T) {
 		"ConfigService/Apply",
 		"ConfigService/Get",
 		"EtcdService/Beginning",
-		"NodeService/PullImage",
+		"ImageService/Pull",
 		"NodeService/Version",
 		"ResourceService/List",
 		"ServiceService/List",

@@ -62,8 +62,8 @@ var recordedCalls = []struct{ procedure, request string }{
 	{"ServiceService/List", `{"id":"kubelt","events":20}`},
 	{"ServiceService/Control", `{"id":"kubelt","action":"ACTION_RESTART"}`},
 	{"ServiceService/Control", `{"id":"kubelet","action":"ACTION_RESTART"}`},
-	{"NodeService/UpgradeSystem", `{"drainTimeout":"300s","stage":true,"wipe":true}`},
-	{"NodeService/UpgradeSystem", `{"force":true,"drainTimeout":"300s","wipe":true}`},
+	{"OperationService/UpgradeSystem", `{"drainTimeout":"300s","stage":true,"wipe":true}`},
+	{"OperationService/UpgradeSystem", `{"force":true,"drainTimeout":"300s","wipe":true}`},
 }
 
 // recorded is the content of the file.

@@ -57,9 +57,11 @@ type Client struct {
 	// nobody listens.
 	Observe func(method, address string, took time.Duration, err error)
 
+	Access    garboardv1connect.AccessServiceClient
 	Config    garboardv1connect.ConfigServiceClient
 	Etcd      garboardv1connect.EtcdServiceClient
 	File      garboardv1connect.FileServiceClient
+	Image     garboardv1connect.ImageServiceClient
 	Log       garboardv1connect.LogServiceClient
 	Node      garboardv1connect.NodeServiceClient
 	Operation garboardv1connect.OperationServiceClient
@@ -225,10 +227,12 @@ func dial(c *Context, node string, secure func(*Client) *tls.Config) (*Client, e
 		},
 	}
 	base := "https://" + net.JoinHostPort(host, strconv.Itoa(api.Port))
-	httpClient := &http.Client{Transport: observed{client}}
+	httpClient := &http.Client{Transport: api.Former{RoundTripper: observed{client}}}
 	limit := connect.WithReadMaxBytes(maxMessage)
+	client.Access = garboardv1connect.NewAccessServiceClient(httpClient, base, limit)
 	client.Config = garboardv1connect.NewConfigServiceClient(httpClient, base, limit)
 	client.File = garboardv1connect.NewFileServiceClient(httpClient, base, limit)
+	client.Image = garboardv1connect.NewImageServiceClient(httpClient, base, limit)
 	client.Log = garboardv1connect.NewLogServiceClient(httpClient, base, limit)
 	client.Etcd = garboardv1connect.NewEtcdServiceClient(httpClient, base, limit)
 	client.Node = garboardv1connect.NewNodeServiceClient(httpClient, base, limit)

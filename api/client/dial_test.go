@@ -60,14 +60,19 @@ func (versionServer) Version(context.Context, *connect.Request[apiv1.VersionRequ
 // context that leads there by any other name too.
 func listen(t *testing.T, clients *x509.CertPool) *Context {
 	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(garboardv1connect.NewNodeServiceHandler(versionServer{}))
+	return listenWith(t, clients, mux)
+}
+
+func listenWith(t *testing.T, clients *x509.CertPool, handler http.Handler) *Context {
+	t.Helper()
 	ca := newAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle(garboardv1connect.NewNodeServiceHandler(versionServer{}))
-	server := &http.Server{Handler: mux, ErrorLog: log.New(discard{}, "", 0), TLSConfig: &tls.Config{
+	server := &http.Server{Handler: handler, ErrorLog: log.New(discard{}, "", 0), TLSConfig: &tls.Config{
 		Certificates: []tls.Certificate{ca.leaf(t, netip.MustParseAddr("10.5.0.2"))},
 		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: clients, MinVersion: tls.VersionTLS13,
 	}}

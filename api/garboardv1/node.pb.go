@@ -75,7 +75,7 @@ func (x Finding_Severity) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Finding_Severity.Descriptor instead.
 func (Finding_Severity) EnumDescriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49, 0}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type VersionRequest struct {
@@ -1727,510 +1727,6 @@ func (x *Container) GetInPod() bool {
 	return false
 }
 
-type ImagesRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kubernetes    bool                   `protobuf:"varint,1,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ImagesRequest) Reset() {
-	*x = ImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ImagesRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ImagesRequest) ProtoMessage() {}
-
-func (x *ImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ImagesRequest.ProtoReflect.Descriptor instead.
-func (*ImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{25}
-}
-
-func (x *ImagesRequest) GetKubernetes() bool {
-	if x != nil {
-		return x.Kubernetes
-	}
-	return false
-}
-
-type ImagesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Images        []*ContainerImage      `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ImagesResponse) Reset() {
-	*x = ImagesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[26]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ImagesResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ImagesResponse) ProtoMessage() {}
-
-func (x *ImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[26]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ImagesResponse.ProtoReflect.Descriptor instead.
-func (*ImagesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{26}
-}
-
-func (x *ImagesResponse) GetImages() []*ContainerImage {
-	if x != nil {
-		return x.Images
-	}
-	return nil
-}
-
-type ContainerImage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Digest        string                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	Size          uint64                 `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"` // bytes
-	Created       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ContainerImage) Reset() {
-	*x = ContainerImage{}
-	mi := &file_garboard_v1_node_proto_msgTypes[27]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ContainerImage) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ContainerImage) ProtoMessage() {}
-
-func (x *ContainerImage) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[27]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ContainerImage.ProtoReflect.Descriptor instead.
-func (*ContainerImage) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{27}
-}
-
-func (x *ContainerImage) GetNamespace() string {
-	if x != nil {
-		return x.Namespace
-	}
-	return ""
-}
-
-func (x *ContainerImage) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *ContainerImage) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-func (x *ContainerImage) GetSize() uint64 {
-	if x != nil {
-		return x.Size
-	}
-	return 0
-}
-
-func (x *ContainerImage) GetCreated() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Created
-	}
-	return nil
-}
-
-type RemoveImagesRequest struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	Kubernetes bool                   `protobuf:"varint,1,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
-	// Names or digests, as Images lists them. All of these images are removed, or, if
-	// one of them can't be removed, none.
-	Images        []string `protobuf:"bytes,2,rep,name=images,proto3" json:"images,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RemoveImagesRequest) Reset() {
-	*x = RemoveImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RemoveImagesRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RemoveImagesRequest) ProtoMessage() {}
-
-func (x *RemoveImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[28]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RemoveImagesRequest.ProtoReflect.Descriptor instead.
-func (*RemoveImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
-}
-
-func (x *RemoveImagesRequest) GetKubernetes() bool {
-	if x != nil {
-		return x.Kubernetes
-	}
-	return false
-}
-
-func (x *RemoveImagesRequest) GetImages() []string {
-	if x != nil {
-		return x.Images
-	}
-	return nil
-}
-
-type RemoveImagesResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// All names that the images had.
-	Removed       []string `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RemoveImagesResponse) Reset() {
-	*x = RemoveImagesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RemoveImagesResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RemoveImagesResponse) ProtoMessage() {}
-
-func (x *RemoveImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[29]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RemoveImagesResponse.ProtoReflect.Descriptor instead.
-func (*RemoveImagesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
-}
-
-func (x *RemoveImagesResponse) GetRemoved() []string {
-	if x != nil {
-		return x.Removed
-	}
-	return nil
-}
-
-type PullImageRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Such as registry.k8s.io/kube-apiserver:v1.36.1.
-	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	// Pull it for pods instead of the system's own services.
-	Kubernetes bool `protobuf:"varint,2,opt,name=kubernetes,proto3" json:"kubernetes,omitempty"`
-	// Ask the registry also if the node has an image of this name: a tag may have moved.
-	Again         bool `protobuf:"varint,3,opt,name=again,proto3" json:"again,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PullImageRequest) Reset() {
-	*x = PullImageRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PullImageRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PullImageRequest) ProtoMessage() {}
-
-func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[30]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
-func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
-}
-
-func (x *PullImageRequest) GetImage() string {
-	if x != nil {
-		return x.Image
-	}
-	return ""
-}
-
-func (x *PullImageRequest) GetKubernetes() bool {
-	if x != nil {
-		return x.Kubernetes
-	}
-	return false
-}
-
-func (x *PullImageRequest) GetAgain() bool {
-	if x != nil {
-		return x.Again
-	}
-	return false
-}
-
-type PullImageProgress struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes that were fetched, of those that are known to be needed. Both grow while the
-	// image is resolved.
-	Done  uint64 `protobuf:"varint,1,opt,name=done,proto3" json:"done,omitempty"`
-	Total uint64 `protobuf:"varint,2,opt,name=total,proto3" json:"total,omitempty"`
-	// In the last message: the digest of the image, such as sha256:….
-	Digest        string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PullImageProgress) Reset() {
-	*x = PullImageProgress{}
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PullImageProgress) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PullImageProgress) ProtoMessage() {}
-
-func (x *PullImageProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PullImageProgress.ProtoReflect.Descriptor instead.
-func (*PullImageProgress) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *PullImageProgress) GetDone() uint64 {
-	if x != nil {
-		return x.Done
-	}
-	return 0
-}
-
-func (x *PullImageProgress) GetTotal() uint64 {
-	if x != nil {
-		return x.Total
-	}
-	return 0
-}
-
-func (x *PullImageProgress) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-type CheckImagesRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most 256; none: those that the node's configuration names.
-	Images        []string `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CheckImagesRequest) Reset() {
-	*x = CheckImagesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CheckImagesRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CheckImagesRequest) ProtoMessage() {}
-
-func (x *CheckImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CheckImagesRequest.ProtoReflect.Descriptor instead.
-func (*CheckImagesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
-}
-
-func (x *CheckImagesRequest) GetImages() []string {
-	if x != nil {
-		return x.Images
-	}
-	return nil
-}
-
-type ImageCheck struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Image string                 `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
-	// The node has it, and doesn't pull it.
-	Here   bool   `protobuf:"varint,2,opt,name=here,proto3" json:"here,omitempty"`
-	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Why it can't be had.
-	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ImageCheck) Reset() {
-	*x = ImageCheck{}
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ImageCheck) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ImageCheck) ProtoMessage() {}
-
-func (x *ImageCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[33]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ImageCheck.ProtoReflect.Descriptor instead.
-func (*ImageCheck) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
-}
-
-func (x *ImageCheck) GetImage() string {
-	if x != nil {
-		return x.Image
-	}
-	return ""
-}
-
-func (x *ImageCheck) GetHere() bool {
-	if x != nil {
-		return x.Here
-	}
-	return false
-}
-
-func (x *ImageCheck) GetDigest() string {
-	if x != nil {
-		return x.Digest
-	}
-	return ""
-}
-
-func (x *ImageCheck) GetError() string {
-	if x != nil {
-		return x.Error
-	}
-	return ""
-}
-
 type BootChartRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Return SVG instead of text.
@@ -2241,7 +1737,7 @@ type BootChartRequest struct {
 
 func (x *BootChartRequest) Reset() {
 	*x = BootChartRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +1749,7 @@ func (x *BootChartRequest) String() string {
 func (*BootChartRequest) ProtoMessage() {}
 
 func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[34]
+	mi := &file_garboard_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +1762,7 @@ func (x *BootChartRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartRequest.ProtoReflect.Descriptor instead.
 func (*BootChartRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BootChartRequest) GetSvg() bool {
@@ -2285,7 +1781,7 @@ type BootChartResponse struct {
 
 func (x *BootChartResponse) Reset() {
 	*x = BootChartResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +1793,7 @@ func (x *BootChartResponse) String() string {
 func (*BootChartResponse) ProtoMessage() {}
 
 func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[35]
+	mi := &file_garboard_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +1806,7 @@ func (x *BootChartResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BootChartResponse.ProtoReflect.Descriptor instead.
 func (*BootChartResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *BootChartResponse) GetChart() []byte {
@@ -2318,466 +1814,6 @@ func (x *BootChartResponse) GetChart() []byte {
 		return x.Chart
 	}
 	return nil
-}
-
-type KubeconfigRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Without user and groups: admin in system:masters, for a year.
-	User string `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	// For a user without groups: garboard:administrators.
-	Groups []string `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
-	// A minute to a year; for a user or groups, the default is a day.
-	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *KubeconfigRequest) Reset() {
-	*x = KubeconfigRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *KubeconfigRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*KubeconfigRequest) ProtoMessage() {}
-
-func (x *KubeconfigRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[36]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use KubeconfigRequest.ProtoReflect.Descriptor instead.
-func (*KubeconfigRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
-}
-
-func (x *KubeconfigRequest) GetUser() string {
-	if x != nil {
-		return x.User
-	}
-	return ""
-}
-
-func (x *KubeconfigRequest) GetGroups() []string {
-	if x != nil {
-		return x.Groups
-	}
-	return nil
-}
-
-func (x *KubeconfigRequest) GetTtl() *durationpb.Duration {
-	if x != nil {
-		return x.Ttl
-	}
-	return nil
-}
-
-type KubeconfigResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kubeconfig    []byte                 `protobuf:"bytes,1,opt,name=kubeconfig,proto3" json:"kubeconfig,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *KubeconfigResponse) Reset() {
-	*x = KubeconfigResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *KubeconfigResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*KubeconfigResponse) ProtoMessage() {}
-
-func (x *KubeconfigResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[37]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use KubeconfigResponse.ProtoReflect.Descriptor instead.
-func (*KubeconfigResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
-}
-
-func (x *KubeconfigResponse) GetKubeconfig() []byte {
-	if x != nil {
-		return x.Kubeconfig
-	}
-	return nil
-}
-
-func (x *KubeconfigResponse) GetExpires() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Expires
-	}
-	return nil
-}
-
-type JoinToken struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The part before the dot, which is no secret.
-	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Unset: it has no end.
-	Ends          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ends,proto3" json:"ends,omitempty"`
-	Description   string                 `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *JoinToken) Reset() {
-	*x = JoinToken{}
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *JoinToken) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*JoinToken) ProtoMessage() {}
-
-func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[38]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
-func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
-}
-
-func (x *JoinToken) GetId() string {
-	if x != nil {
-		return x.Id
-	}
-	return ""
-}
-
-func (x *JoinToken) GetEnds() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Ends
-	}
-	return nil
-}
-
-func (x *JoinToken) GetDescription() string {
-	if x != nil {
-		return x.Description
-	}
-	return ""
-}
-
-type CreateTokenRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// A minute to a year.
-	Ttl           *durationpb.Duration `protobuf:"bytes,1,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	Description   string               `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CreateTokenRequest) Reset() {
-	*x = CreateTokenRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CreateTokenRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CreateTokenRequest) ProtoMessage() {}
-
-func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[39]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
-func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
-}
-
-func (x *CreateTokenRequest) GetTtl() *durationpb.Duration {
-	if x != nil {
-		return x.Ttl
-	}
-	return nil
-}
-
-func (x *CreateTokenRequest) GetDescription() string {
-	if x != nil {
-		return x.Description
-	}
-	return ""
-}
-
-type CreateTokenResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// For machine.token and cluster.token.
-	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	Ends          *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ends,proto3" json:"ends,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *CreateTokenResponse) Reset() {
-	*x = CreateTokenResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *CreateTokenResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*CreateTokenResponse) ProtoMessage() {}
-
-func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[40]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
-func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
-}
-
-func (x *CreateTokenResponse) GetToken() string {
-	if x != nil {
-		return x.Token
-	}
-	return ""
-}
-
-func (x *CreateTokenResponse) GetEnds() *timestamppb.Timestamp {
-	if x != nil {
-		return x.Ends
-	}
-	return nil
-}
-
-type ListTokensRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListTokensRequest) Reset() {
-	*x = ListTokensRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListTokensRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListTokensRequest) ProtoMessage() {}
-
-func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[41]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
-func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{41}
-}
-
-type ListTokensResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tokens        []*JoinToken           `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ListTokensResponse) Reset() {
-	*x = ListTokensResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ListTokensResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ListTokensResponse) ProtoMessage() {}
-
-func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[42]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
-func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{42}
-}
-
-func (x *ListTokensResponse) GetTokens() []*JoinToken {
-	if x != nil {
-		return x.Tokens
-	}
-	return nil
-}
-
-type RevokeTokenRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// How long it may still be used; unset: no more.
-	After         *durationpb.Duration `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RevokeTokenRequest) Reset() {
-	*x = RevokeTokenRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RevokeTokenRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RevokeTokenRequest) ProtoMessage() {}
-
-func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[43]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
-func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{43}
-}
-
-func (x *RevokeTokenRequest) GetId() string {
-	if x != nil {
-		return x.Id
-	}
-	return ""
-}
-
-func (x *RevokeTokenRequest) GetAfter() *durationpb.Duration {
-	if x != nil {
-		return x.After
-	}
-	return nil
-}
-
-type RevokeTokenResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Message       string                 `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RevokeTokenResponse) Reset() {
-	*x = RevokeTokenResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RevokeTokenResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RevokeTokenResponse) ProtoMessage() {}
-
-func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[44]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
-func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{44}
-}
-
-func (x *RevokeTokenResponse) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
 }
 
 type MetricsRequest struct {
@@ -2788,7 +1824,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +1836,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[45]
+	mi := &file_garboard_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +1849,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{45}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 type MetricsResponse struct {
@@ -2826,7 +1862,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2838,7 +1874,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[46]
+	mi := &file_garboard_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2851,7 +1887,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{46}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MetricsResponse) GetText() []byte {
@@ -2869,7 +1905,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +1917,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[47]
+	mi := &file_garboard_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +1930,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{47}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 type DiagnoseResponse struct {
@@ -2909,7 +1945,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +1957,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[48]
+	mi := &file_garboard_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +1970,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{48}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiagnoseResponse) GetFindings() []*Finding {
@@ -2971,7 +2007,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +2019,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[49]
+	mi := &file_garboard_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +2032,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{49}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Finding) GetSeverity() Finding_Severity {
@@ -3048,1296 +2084,6 @@ func (x *Finding) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-type RebootRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Skip the drain, and the checks of other nodes.
-	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	// Don't drain the node.
-	KeepPods bool `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	// How long the eviction of pods may take; default 5 minutes.
-	DrainTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	// Only return the plan.
-	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Somebody at the machine, or its host, asks, and doesn't wait for long: the node waits for no other node, and what
-	// would be a reason to refuse is a warning.
-	Button bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
-	// STATE of the machine is encrypted when it starts, with what is on it, as the configuration says.
-	EncryptState  bool `protobuf:"varint,6,opt,name=encrypt_state,json=encryptState,proto3" json:"encrypt_state,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RebootRequest) Reset() {
-	*x = RebootRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RebootRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RebootRequest) ProtoMessage() {}
-
-func (x *RebootRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[50]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
-func (*RebootRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{50}
-}
-
-func (x *RebootRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *RebootRequest) GetKeepPods() bool {
-	if x != nil {
-		return x.KeepPods
-	}
-	return false
-}
-
-func (x *RebootRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *RebootRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-func (x *RebootRequest) GetButton() bool {
-	if x != nil {
-		return x.Button
-	}
-	return false
-}
-
-func (x *RebootRequest) GetEncryptState() bool {
-	if x != nil {
-		return x.EncryptState
-	}
-	return false
-}
-
-type RebootResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The started operation. With dry_run it has no ID, and its steps are the plan.
-	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RebootResponse) Reset() {
-	*x = RebootResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RebootResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RebootResponse) ProtoMessage() {}
-
-func (x *RebootResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[51]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
-func (*RebootResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{51}
-}
-
-func (x *RebootResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type ShutdownRequest struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// As in RebootRequest.
-	Button        bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ShutdownRequest) Reset() {
-	*x = ShutdownRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ShutdownRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ShutdownRequest) ProtoMessage() {}
-
-func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[52]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
-func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{52}
-}
-
-func (x *ShutdownRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *ShutdownRequest) GetKeepPods() bool {
-	if x != nil {
-		return x.KeepPods
-	}
-	return false
-}
-
-func (x *ShutdownRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *ShutdownRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-func (x *ShutdownRequest) GetButton() bool {
-	if x != nil {
-		return x.Button
-	}
-	return false
-}
-
-type ShutdownResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ShutdownResponse) Reset() {
-	*x = ShutdownResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ShutdownResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ShutdownResponse) ProtoMessage() {}
-
-func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[53]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
-func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{53}
-}
-
-func (x *ShutdownResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type InstallSystemRequest struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// An installer image. Empty: the system of the medium in the machine.
-	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
-	// Take a release that is older than one that was healthy on this machine.
-	AllowOlder    bool `protobuf:"varint,6,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *InstallSystemRequest) Reset() {
-	*x = InstallSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *InstallSystemRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*InstallSystemRequest) ProtoMessage() {}
-
-func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[54]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
-func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{54}
-}
-
-func (x *InstallSystemRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *InstallSystemRequest) GetKeepPods() bool {
-	if x != nil {
-		return x.KeepPods
-	}
-	return false
-}
-
-func (x *InstallSystemRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *InstallSystemRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-func (x *InstallSystemRequest) GetImage() string {
-	if x != nil {
-		return x.Image
-	}
-	return ""
-}
-
-func (x *InstallSystemRequest) GetAllowOlder() bool {
-	if x != nil {
-		return x.AllowOlder
-	}
-	return false
-}
-
-type InstallSystemResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *InstallSystemResponse) Reset() {
-	*x = InstallSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *InstallSystemResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*InstallSystemResponse) ProtoMessage() {}
-
-func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[55]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
-func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{55}
-}
-
-func (x *InstallSystemResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type UpgradeSystemRequest struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// An installer image. Empty: the system of the medium in the machine.
-	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
-	// Don't reboot the node: the new system starts at its next restart.
-	Stage bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
-	// Leave etcd, and wipe EPHEMERAL: images, the data of pods and of etcd. The node joins the
-	// cluster again. Not with force or stage.
-	Wipe bool `protobuf:"varint,7,opt,name=wipe,proto3" json:"wipe,omitempty"`
-	// Take a release that is older than one that was healthy on this machine.
-	AllowOlder    bool `protobuf:"varint,8,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UpgradeSystemRequest) Reset() {
-	*x = UpgradeSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UpgradeSystemRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UpgradeSystemRequest) ProtoMessage() {}
-
-func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[56]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
-func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{56}
-}
-
-func (x *UpgradeSystemRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *UpgradeSystemRequest) GetKeepPods() bool {
-	if x != nil {
-		return x.KeepPods
-	}
-	return false
-}
-
-func (x *UpgradeSystemRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *UpgradeSystemRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-func (x *UpgradeSystemRequest) GetImage() string {
-	if x != nil {
-		return x.Image
-	}
-	return ""
-}
-
-func (x *UpgradeSystemRequest) GetStage() bool {
-	if x != nil {
-		return x.Stage
-	}
-	return false
-}
-
-func (x *UpgradeSystemRequest) GetWipe() bool {
-	if x != nil {
-		return x.Wipe
-	}
-	return false
-}
-
-func (x *UpgradeSystemRequest) GetAllowOlder() bool {
-	if x != nil {
-		return x.AllowOlder
-	}
-	return false
-}
-
-type UpgradeSystemResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UpgradeSystemResponse) Reset() {
-	*x = UpgradeSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UpgradeSystemResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UpgradeSystemResponse) ProtoMessage() {}
-
-func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[57]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
-func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{57}
-}
-
-func (x *UpgradeSystemResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type RollbackSystemRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
-	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RollbackSystemRequest) Reset() {
-	*x = RollbackSystemRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RollbackSystemRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RollbackSystemRequest) ProtoMessage() {}
-
-func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[58]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
-func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{58}
-}
-
-func (x *RollbackSystemRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *RollbackSystemRequest) GetKeepPods() bool {
-	if x != nil {
-		return x.KeepPods
-	}
-	return false
-}
-
-func (x *RollbackSystemRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *RollbackSystemRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type RollbackSystemResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RollbackSystemResponse) Reset() {
-	*x = RollbackSystemResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RollbackSystemResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RollbackSystemResponse) ProtoMessage() {}
-
-func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[59]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
-func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{59}
-}
-
-func (x *RollbackSystemResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type UpgradeKubernetesRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Such as 1.35.4. Empty: the version of the cluster's components that don't have the
-	// new one.
-	From string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
-	// Such as 1.37.2: at most one minor version from the present one.
-	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
-	// Leave the kubelets as they are.
-	NoKubelet bool `protobuf:"varint,3,opt,name=no_kubelet,json=noKubelet,proto3" json:"no_kubelet,omitempty"`
-	// Apply changed bootstrap manifests without a question.
-	Yes bool `protobuf:"varint,4,opt,name=yes,proto3" json:"yes,omitempty"`
-	// Only check the cluster, and return the steps.
-	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UpgradeKubernetesRequest) Reset() {
-	*x = UpgradeKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UpgradeKubernetesRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UpgradeKubernetesRequest) ProtoMessage() {}
-
-func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[60]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
-func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{60}
-}
-
-func (x *UpgradeKubernetesRequest) GetFrom() string {
-	if x != nil {
-		return x.From
-	}
-	return ""
-}
-
-func (x *UpgradeKubernetesRequest) GetTo() string {
-	if x != nil {
-		return x.To
-	}
-	return ""
-}
-
-func (x *UpgradeKubernetesRequest) GetNoKubelet() bool {
-	if x != nil {
-		return x.NoKubelet
-	}
-	return false
-}
-
-func (x *UpgradeKubernetesRequest) GetYes() bool {
-	if x != nil {
-		return x.Yes
-	}
-	return false
-}
-
-func (x *UpgradeKubernetesRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type UpgradeKubernetesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *UpgradeKubernetesResponse) Reset() {
-	*x = UpgradeKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[61]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *UpgradeKubernetesResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*UpgradeKubernetesResponse) ProtoMessage() {}
-
-func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[61]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
-func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{61}
-}
-
-func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type ConvertKubernetesRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Answer all questions with yes.
-	Yes bool `protobuf:"varint,1,opt,name=yes,proto3" json:"yes,omitempty"`
-	// Don't wait until pod-checkpointer has removed its checkpoints: the nodes remove them.
-	RemoveCheckpoints bool `protobuf:"varint,2,opt,name=remove_checkpoints,json=removeCheckpoints,proto3" json:"remove_checkpoints,omitempty"`
-	// Only remove the key of a self-hosted control plane from etcd.
-	RemoveInitializedKey bool `protobuf:"varint,3,opt,name=remove_initialized_key,json=removeInitializedKey,proto3" json:"remove_initialized_key,omitempty"`
-	// Only check the cluster, and return the steps and the differences.
-	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ConvertKubernetesRequest) Reset() {
-	*x = ConvertKubernetesRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[62]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ConvertKubernetesRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ConvertKubernetesRequest) ProtoMessage() {}
-
-func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[62]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
-func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{62}
-}
-
-func (x *ConvertKubernetesRequest) GetYes() bool {
-	if x != nil {
-		return x.Yes
-	}
-	return false
-}
-
-func (x *ConvertKubernetesRequest) GetRemoveCheckpoints() bool {
-	if x != nil {
-		return x.RemoveCheckpoints
-	}
-	return false
-}
-
-func (x *ConvertKubernetesRequest) GetRemoveInitializedKey() bool {
-	if x != nil {
-		return x.RemoveInitializedKey
-	}
-	return false
-}
-
-func (x *ConvertKubernetesRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type ConvertKubernetesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ConvertKubernetesResponse) Reset() {
-	*x = ConvertKubernetesResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[63]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ConvertKubernetesResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ConvertKubernetesResponse) ProtoMessage() {}
-
-func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[63]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
-func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{63}
-}
-
-func (x *ConvertKubernetesResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type RotateCARequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// etcd, aggregator, kubernetes, service-account, encryption, machine, join-tokens; empty: all.
-	Authorities []string `protobuf:"bytes,1,rep,name=authorities,proto3" json:"authorities,omitempty"`
-	// Only check the cluster, and return the steps.
-	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RotateCARequest) Reset() {
-	*x = RotateCARequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[64]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RotateCARequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RotateCARequest) ProtoMessage() {}
-
-func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[64]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
-func (*RotateCARequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{64}
-}
-
-func (x *RotateCARequest) GetAuthorities() []string {
-	if x != nil {
-		return x.Authorities
-	}
-	return nil
-}
-
-func (x *RotateCARequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type RotateCAResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RotateCAResponse) Reset() {
-	*x = RotateCAResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[65]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RotateCAResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RotateCAResponse) ProtoMessage() {}
-
-func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[65]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
-func (*RotateCAResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{65}
-}
-
-func (x *RotateCAResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type ReaddressRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// It takes the place of the present one wherever the configuration has that.
-	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// A strategic merge patch with all else that changes, such as the gateway; no secrets.
-	Patch string `protobuf:"bytes,2,opt,name=patch,proto3" json:"patch,omitempty"`
-	// Only check the node, and return the steps.
-	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReaddressRequest) Reset() {
-	*x = ReaddressRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[66]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReaddressRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReaddressRequest) ProtoMessage() {}
-
-func (x *ReaddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[66]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReaddressRequest.ProtoReflect.Descriptor instead.
-func (*ReaddressRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{66}
-}
-
-func (x *ReaddressRequest) GetAddress() string {
-	if x != nil {
-		return x.Address
-	}
-	return ""
-}
-
-func (x *ReaddressRequest) GetPatch() string {
-	if x != nil {
-		return x.Patch
-	}
-	return ""
-}
-
-func (x *ReaddressRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type ReaddressResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReaddressResponse) Reset() {
-	*x = ReaddressResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[67]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReaddressResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReaddressResponse) ProtoMessage() {}
-
-func (x *ReaddressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[67]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReaddressResponse.ProtoReflect.Descriptor instead.
-func (*ReaddressResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{67}
-}
-
-func (x *ReaddressResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type SetEndpointRequest struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Endpoint string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // https://host:port
-	// Only check the cluster, and return the steps.
-	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetEndpointRequest) Reset() {
-	*x = SetEndpointRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetEndpointRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetEndpointRequest) ProtoMessage() {}
-
-func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[68]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetEndpointRequest.ProtoReflect.Descriptor instead.
-func (*SetEndpointRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{68}
-}
-
-func (x *SetEndpointRequest) GetEndpoint() string {
-	if x != nil {
-		return x.Endpoint
-	}
-	return ""
-}
-
-func (x *SetEndpointRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-type SetEndpointResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetEndpointResponse) Reset() {
-	*x = SetEndpointResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetEndpointResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetEndpointResponse) ProtoMessage() {}
-
-func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[69]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetEndpointResponse.ProtoReflect.Descriptor instead.
-func (*SetEndpointResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{69}
-}
-
-func (x *SetEndpointResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
-type ClientCertificateRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// A certificate signing request (PKCS #10), PEM. Only its key counts.
-	Request       []byte `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ClientCertificateRequest) Reset() {
-	*x = ClientCertificateRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[70]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ClientCertificateRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ClientCertificateRequest) ProtoMessage() {}
-
-func (x *ClientCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[70]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ClientCertificateRequest.ProtoReflect.Descriptor instead.
-func (*ClientCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{70}
-}
-
-func (x *ClientCertificateRequest) GetRequest() []byte {
-	if x != nil {
-		return x.Request
-	}
-	return nil
-}
-
-type ClientCertificateResponse struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Certificate []byte                 `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"` // PEM
-	// All that nodes may have their certificates from, PEM.
-	Authorities   []byte `protobuf:"bytes,2,opt,name=authorities,proto3" json:"authorities,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ClientCertificateResponse) Reset() {
-	*x = ClientCertificateResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[71]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ClientCertificateResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ClientCertificateResponse) ProtoMessage() {}
-
-func (x *ClientCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[71]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ClientCertificateResponse.ProtoReflect.Descriptor instead.
-func (*ClientCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{71}
-}
-
-func (x *ClientCertificateResponse) GetCertificate() []byte {
-	if x != nil {
-		return x.Certificate
-	}
-	return nil
-}
-
-func (x *ClientCertificateResponse) GetAuthorities() []byte {
-	if x != nil {
-		return x.Authorities
-	}
-	return nil
-}
-
 type AttestRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 16 to 64 bytes that were never used before: a recorded answer has others.
@@ -4348,7 +2094,7 @@ type AttestRequest struct {
 
 func (x *AttestRequest) Reset() {
 	*x = AttestRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4360,7 +2106,7 @@ func (x *AttestRequest) String() string {
 func (*AttestRequest) ProtoMessage() {}
 
 func (x *AttestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[72]
+	mi := &file_garboard_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4373,7 +2119,7 @@ func (x *AttestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestRequest.ProtoReflect.Descriptor instead.
 func (*AttestRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{72}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AttestRequest) GetNonce() []byte {
@@ -4404,7 +2150,7 @@ type AttestResponse struct {
 
 func (x *AttestResponse) Reset() {
 	*x = AttestResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +2162,7 @@ func (x *AttestResponse) String() string {
 func (*AttestResponse) ProtoMessage() {}
 
 func (x *AttestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[73]
+	mi := &file_garboard_v1_node_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +2175,7 @@ func (x *AttestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestResponse.ProtoReflect.Descriptor instead.
 func (*AttestResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AttestResponse) GetQuoted() []byte {
@@ -4486,7 +2232,7 @@ type RecoveryKeyRequest struct {
 
 func (x *RecoveryKeyRequest) Reset() {
 	*x = RecoveryKeyRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +2244,7 @@ func (x *RecoveryKeyRequest) String() string {
 func (*RecoveryKeyRequest) ProtoMessage() {}
 
 func (x *RecoveryKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[74]
+	mi := &file_garboard_v1_node_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +2257,7 @@ func (x *RecoveryKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryKeyRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryKeyRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RecoveryKeyRequest) GetKey() []byte {
@@ -4531,7 +2277,7 @@ type RecoveryKeyResponse struct {
 
 func (x *RecoveryKeyResponse) Reset() {
 	*x = RecoveryKeyResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4543,7 +2289,7 @@ func (x *RecoveryKeyResponse) String() string {
 func (*RecoveryKeyResponse) ProtoMessage() {}
 
 func (x *RecoveryKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[75]
+	mi := &file_garboard_v1_node_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4556,7 +2302,7 @@ func (x *RecoveryKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryKeyResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryKeyResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecoveryKeyResponse) GetVolumes() []*VolumeRecoveryKey {
@@ -4578,7 +2324,7 @@ type VolumeRecoveryKey struct {
 
 func (x *VolumeRecoveryKey) Reset() {
 	*x = VolumeRecoveryKey{}
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4590,7 +2336,7 @@ func (x *VolumeRecoveryKey) String() string {
 func (*VolumeRecoveryKey) ProtoMessage() {}
 
 func (x *VolumeRecoveryKey) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[76]
+	mi := &file_garboard_v1_node_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4603,7 +2349,7 @@ func (x *VolumeRecoveryKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeRecoveryKey.ProtoReflect.Descriptor instead.
 func (*VolumeRecoveryKey) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VolumeRecoveryKey) GetVolume() string {
@@ -4639,7 +2385,7 @@ type CheckNetworkRequest struct {
 
 func (x *CheckNetworkRequest) Reset() {
 	*x = CheckNetworkRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +2397,7 @@ func (x *CheckNetworkRequest) String() string {
 func (*CheckNetworkRequest) ProtoMessage() {}
 
 func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[77]
+	mi := &file_garboard_v1_node_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +2410,7 @@ func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
 func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CheckNetworkRequest) GetHost() string {
@@ -4696,7 +2442,7 @@ type NetworkStep struct {
 
 func (x *NetworkStep) Reset() {
 	*x = NetworkStep{}
-	mi := &file_garboard_v1_node_proto_msgTypes[78]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +2454,7 @@ func (x *NetworkStep) String() string {
 func (*NetworkStep) ProtoMessage() {}
 
 func (x *NetworkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[78]
+	mi := &file_garboard_v1_node_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +2467,7 @@ func (x *NetworkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStep.ProtoReflect.Descriptor instead.
 func (*NetworkStep) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NetworkStep) GetLayer() string {
@@ -4771,7 +2517,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[79]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +2529,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[79]
+	mi := &file_garboard_v1_node_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +2542,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CaptureRequest) GetLink() string {
@@ -4847,7 +2593,7 @@ type CapturedPacket struct {
 
 func (x *CapturedPacket) Reset() {
 	*x = CapturedPacket{}
-	mi := &file_garboard_v1_node_proto_msgTypes[80]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +2605,7 @@ func (x *CapturedPacket) String() string {
 func (*CapturedPacket) ProtoMessage() {}
 
 func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[80]
+	mi := &file_garboard_v1_node_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +2618,7 @@ func (x *CapturedPacket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturedPacket.ProtoReflect.Descriptor instead.
 func (*CapturedPacket) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_garboard_v1_node_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CapturedPacket) GetTime() *timestamppb.Timestamp {
@@ -4896,154 +2642,11 @@ func (x *CapturedPacket) GetLost() uint64 {
 	return 0
 }
 
-type ResetRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
-	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
-	// Restart the machine instead of powering it off.
-	Reboot bool `protobuf:"varint,2,opt,name=reboot,proto3" json:"reboot,omitempty"`
-	// STATE, EPHEMERAL; empty: both.
-	SystemLabelsToWipe []string             `protobuf:"bytes,3,rep,name=system_labels_to_wipe,json=systemLabelsToWipe,proto3" json:"system_labels_to_wipe,omitempty"`
-	DrainTimeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
-	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Additional disks to wipe, by device or by a link to one.
-	UserDisksToWipe []string `protobuf:"bytes,6,rep,name=user_disks_to_wipe,json=userDisksToWipe,proto3" json:"user_disks_to_wipe,omitempty"`
-	// keys: no more than the key slots of what is encrypted; discard: the disk forgets the data;
-	// overwrite: zeros over all of it. Empty: what the disk does in a short time. The key slots go
-	// first in each of them.
-	WipeMode      string `protobuf:"bytes,7,opt,name=wipe_mode,json=wipeMode,proto3" json:"wipe_mode,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ResetRequest) Reset() {
-	*x = ResetRequest{}
-	mi := &file_garboard_v1_node_proto_msgTypes[81]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ResetRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ResetRequest) ProtoMessage() {}
-
-func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[81]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
-func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{81}
-}
-
-func (x *ResetRequest) GetForce() bool {
-	if x != nil {
-		return x.Force
-	}
-	return false
-}
-
-func (x *ResetRequest) GetReboot() bool {
-	if x != nil {
-		return x.Reboot
-	}
-	return false
-}
-
-func (x *ResetRequest) GetSystemLabelsToWipe() []string {
-	if x != nil {
-		return x.SystemLabelsToWipe
-	}
-	return nil
-}
-
-func (x *ResetRequest) GetDrainTimeout() *durationpb.Duration {
-	if x != nil {
-		return x.DrainTimeout
-	}
-	return nil
-}
-
-func (x *ResetRequest) GetDryRun() bool {
-	if x != nil {
-		return x.DryRun
-	}
-	return false
-}
-
-func (x *ResetRequest) GetUserDisksToWipe() []string {
-	if x != nil {
-		return x.UserDisksToWipe
-	}
-	return nil
-}
-
-func (x *ResetRequest) GetWipeMode() string {
-	if x != nil {
-		return x.WipeMode
-	}
-	return ""
-}
-
-type ResetResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ResetResponse) Reset() {
-	*x = ResetResponse{}
-	mi := &file_garboard_v1_node_proto_msgTypes[82]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ResetResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ResetResponse) ProtoMessage() {}
-
-func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_garboard_v1_node_proto_msgTypes[82]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
-func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_garboard_v1_node_proto_rawDescGZIP(), []int{82}
-}
-
-func (x *ResetResponse) GetOperation() *Operation {
-	if x != nil {
-		return x.Operation
-	}
-	return nil
-}
-
 var File_garboard_v1_node_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x16garboard/v1/node.proto\x12\vgarboard.v1\x1a\x1bgarboard/v1/operation.proto\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
+	"\x16garboard/v1/node.proto\x12\vgarboard.v1\x1a\x19garboard/v1/options.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
 	"\x0eVersionRequest\"\xae\x01\n" +
 	"\x0fVersionResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
@@ -5174,75 +2777,11 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x05image\x18\x03 \x01(\tR\x05image\x12\x10\n" +
 	"\x03pid\x18\x04 \x01(\rR\x03pid\x12\x16\n" +
 	"\x06status\x18\x05 \x01(\tR\x06status\x12\x15\n" +
-	"\x06in_pod\x18\x06 \x01(\bR\x05inPod\"/\n" +
-	"\rImagesRequest\x12\x1e\n" +
-	"\n" +
-	"kubernetes\x18\x01 \x01(\bR\n" +
-	"kubernetes\"E\n" +
-	"\x0eImagesResponse\x123\n" +
-	"\x06images\x18\x01 \x03(\v2\x1b.garboard.v1.ContainerImageR\x06images\"\xa4\x01\n" +
-	"\x0eContainerImage\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\x124\n" +
-	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"M\n" +
-	"\x13RemoveImagesRequest\x12\x1e\n" +
-	"\n" +
-	"kubernetes\x18\x01 \x01(\bR\n" +
-	"kubernetes\x12\x16\n" +
-	"\x06images\x18\x02 \x03(\tR\x06images\"0\n" +
-	"\x14RemoveImagesResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x03(\tR\aremoved\"^\n" +
-	"\x10PullImageRequest\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1e\n" +
-	"\n" +
-	"kubernetes\x18\x02 \x01(\bR\n" +
-	"kubernetes\x12\x14\n" +
-	"\x05again\x18\x03 \x01(\bR\x05again\"U\n" +
-	"\x11PullImageProgress\x12\x12\n" +
-	"\x04done\x18\x01 \x01(\x04R\x04done\x12\x14\n" +
-	"\x05total\x18\x02 \x01(\x04R\x05total\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\",\n" +
-	"\x12CheckImagesRequest\x12\x16\n" +
-	"\x06images\x18\x01 \x03(\tR\x06images\"d\n" +
-	"\n" +
-	"ImageCheck\x12\x14\n" +
-	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
-	"\x04here\x18\x02 \x01(\bR\x04here\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\tR\x06digest\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"$\n" +
+	"\x06in_pod\x18\x06 \x01(\bR\x05inPod\"$\n" +
 	"\x10BootChartRequest\x12\x10\n" +
 	"\x03svg\x18\x01 \x01(\bR\x03svg\")\n" +
 	"\x11BootChartResponse\x12\x14\n" +
-	"\x05chart\x18\x01 \x01(\fR\x05chart\"l\n" +
-	"\x11KubeconfigRequest\x12\x12\n" +
-	"\x04user\x18\x01 \x01(\tR\x04user\x12\x16\n" +
-	"\x06groups\x18\x02 \x03(\tR\x06groups\x12+\n" +
-	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"j\n" +
-	"\x12KubeconfigResponse\x12\x1e\n" +
-	"\n" +
-	"kubeconfig\x18\x01 \x01(\fR\n" +
-	"kubeconfig\x124\n" +
-	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"m\n" +
-	"\tJoinToken\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
-	"\x04ends\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\x12 \n" +
-	"\vdescription\x18\x03 \x01(\tR\vdescription\"c\n" +
-	"\x12CreateTokenRequest\x12+\n" +
-	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12 \n" +
-	"\vdescription\x18\x02 \x01(\tR\vdescription\"[\n" +
-	"\x13CreateTokenResponse\x12\x14\n" +
-	"\x05token\x18\x01 \x01(\tR\x05token\x12.\n" +
-	"\x04ends\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\"\x13\n" +
-	"\x11ListTokensRequest\"D\n" +
-	"\x12ListTokensResponse\x12.\n" +
-	"\x06tokens\x18\x01 \x03(\v2\x16.garboard.v1.JoinTokenR\x06tokens\"U\n" +
-	"\x12RevokeTokenRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05after\"/\n" +
-	"\x13RevokeTokenResponse\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage\"\x10\n" +
+	"\x05chart\x18\x01 \x01(\fR\x05chart\"\x10\n" +
 	"\x0eMetricsRequest\"%\n" +
 	"\x0fMetricsResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\fR\x04text\"\x11\n" +
@@ -5262,90 +2801,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x14SEVERITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rSEVERITY_INFO\x10\x01\x12\x14\n" +
 	"\x10SEVERITY_WARNING\x10\x02\x12\x12\n" +
-	"\x0eSEVERITY_ERROR\x10\x03\"\xd8\x01\n" +
-	"\rRebootRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
-	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
-	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
-	"\x06button\x18\x05 \x01(\bR\x06button\x12#\n" +
-	"\rencrypt_state\x18\x06 \x01(\bR\fencryptState\"F\n" +
-	"\x0eRebootResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb5\x01\n" +
-	"\x0fShutdownRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
-	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
-	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
-	"\x06button\x18\x05 \x01(\bR\x06button\"H\n" +
-	"\x10ShutdownResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xd9\x01\n" +
-	"\x14InstallSystemRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
-	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
-	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
-	"\x05image\x18\x05 \x01(\tR\x05image\x12\x1f\n" +
-	"\vallow_older\x18\x06 \x01(\bR\n" +
-	"allowOlder\"M\n" +
-	"\x15InstallSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x83\x02\n" +
-	"\x14UpgradeSystemRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
-	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
-	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
-	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
-	"\x05stage\x18\x06 \x01(\bR\x05stage\x12\x12\n" +
-	"\x04wipe\x18\a \x01(\bR\x04wipe\x12\x1f\n" +
-	"\vallow_older\x18\b \x01(\bR\n" +
-	"allowOlder\"M\n" +
-	"\x15UpgradeSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
-	"\x15RollbackSystemRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
-	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
-	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"N\n" +
-	"\x16RollbackSystemResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x88\x01\n" +
-	"\x18UpgradeKubernetesRequest\x12\x12\n" +
-	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1d\n" +
-	"\n" +
-	"no_kubelet\x18\x03 \x01(\bR\tnoKubelet\x12\x10\n" +
-	"\x03yes\x18\x04 \x01(\bR\x03yes\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"Q\n" +
-	"\x19UpgradeKubernetesResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xaa\x01\n" +
-	"\x18ConvertKubernetesRequest\x12\x10\n" +
-	"\x03yes\x18\x01 \x01(\bR\x03yes\x12-\n" +
-	"\x12remove_checkpoints\x18\x02 \x01(\bR\x11removeCheckpoints\x124\n" +
-	"\x16remove_initialized_key\x18\x03 \x01(\bR\x14removeInitializedKey\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"Q\n" +
-	"\x19ConvertKubernetesResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"L\n" +
-	"\x0fRotateCARequest\x12 \n" +
-	"\vauthorities\x18\x01 \x03(\tR\vauthorities\x12\x17\n" +
-	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"H\n" +
-	"\x10RotateCAResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"[\n" +
-	"\x10ReaddressRequest\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
-	"\x05patch\x18\x02 \x01(\tR\x05patch\x12\x17\n" +
-	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"I\n" +
-	"\x11ReaddressResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"I\n" +
-	"\x12SetEndpointRequest\x12\x1a\n" +
-	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x17\n" +
-	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"K\n" +
-	"\x13SetEndpointResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"4\n" +
-	"\x18ClientCertificateRequest\x12\x18\n" +
-	"\arequest\x18\x01 \x01(\fR\arequest\"_\n" +
-	"\x19ClientCertificateResponse\x12 \n" +
-	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12 \n" +
-	"\vauthorities\x18\x02 \x01(\fR\vauthorities\"%\n" +
+	"\x0eSEVERITY_ERROR\x10\x03\"%\n" +
 	"\rAttestRequest\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\fR\x05nonce\"\x84\x02\n" +
 	"\x0eAttestResponse\x12\x16\n" +
@@ -5385,17 +2841,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x0eCapturedPacket\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
-	"\x04lost\x18\x03 \x01(\x04R\x04lost\"\x92\x02\n" +
-	"\fResetRequest\x12\x14\n" +
-	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
-	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
-	"\x15system_labels_to_wipe\x18\x03 \x03(\tR\x12systemLabelsToWipe\x12>\n" +
-	"\rdrain_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
-	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
-	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\x12\x1b\n" +
-	"\twipe_mode\x18\a \x01(\tR\bwipeMode\"E\n" +
-	"\rResetResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xad\x1e\n" +
+	"\x04lost\x18\x03 \x01(\x04R\x04lost2\xd3\x0e\n" +
 	"\vNodeService\x12b\n" +
 	"\aVersion\x12\x1b.garboard.v1.VersionRequest\x1a\x1c.garboard.v1.VersionResponse\"\x1c\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xa8\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12c\n" +
 	"\x06Status\x12\x1e.garboard.v1.NodeStatusRequest\x1a\x1f.garboard.v1.NodeStatusResponse\"\x18\x8a\xb5\x18\tos:reader\x98\xb5\x18\x01\xb8\xb5\x18\x01\x90\x02\x01\x12\\\n" +
@@ -5407,11 +2853,7 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x04Time\x12\x18.garboard.v1.TimeRequest\x1a\x19.garboard.v1.TimeResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
 	"\aSetTime\x12\x1b.garboard.v1.SetTimeRequest\x1a\x1c.garboard.v1.SetTimeResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12_\n" +
 	"\n" +
-	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12S\n" +
-	"\x06Images\x12\x1a.garboard.v1.ImagesRequest\x1a\x1b.garboard.v1.ImagesResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12h\n" +
-	"\fRemoveImages\x12 .garboard.v1.RemoveImagesRequest\x1a!.garboard.v1.RemoveImagesResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12e\n" +
-	"\tPullImage\x12\x1d.garboard.v1.PullImageRequest\x1a\x1e.garboard.v1.PullImageProgress\"\x17\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\xa8\xb5\x18\x010\x01\x12]\n" +
-	"\vCheckImages\x12\x1f.garboard.v1.CheckImagesRequest\x1a\x17.garboard.v1.ImageCheck\"\x12\x8a\xb5\x18\vos:operator\x90\x02\x010\x01\x12a\n" +
+	"Containers\x12\x1e.garboard.v1.ContainersRequest\x1a\x1f.garboard.v1.ContainersResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12a\n" +
 	"\fCheckNetwork\x12 .garboard.v1.CheckNetworkRequest\x1a\x18.garboard.v1.NetworkStep\"\x13\x8a\xb5\x18\vos:operator\xb0\xb5\x18\x010\x01\x12W\n" +
 	"\aCapture\x12\x1b.garboard.v1.CaptureRequest\x1a\x1b.garboard.v1.CapturedPacket\"\x10\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x010\x01\x12e\n" +
 	"\x0eAddRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12g\n" +
@@ -5419,27 +2861,9 @@ const file_garboard_v1_node_proto_rawDesc = "" +
 	"\x11RemoveRecoveryKey\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12a\n" +
 	"\x06Unlock\x12\x1f.garboard.v1.RecoveryKeyRequest\x1a .garboard.v1.RecoveryKeyResponse\"\x14\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\xb8\xb5\x18\x01\x12S\n" +
 	"\x06Attest\x12\x1a.garboard.v1.AttestRequest\x1a\x1b.garboard.v1.AttestResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12\\\n" +
-	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12_\n" +
-	"\n" +
-	"Kubeconfig\x12\x1e.garboard.v1.KubeconfigRequest\x1a\x1f.garboard.v1.KubeconfigResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
-	"\vCreateToken\x12\x1f.garboard.v1.CreateTokenRequest\x1a .garboard.v1.CreateTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
-	"\n" +
-	"ListTokens\x12\x1e.garboard.v1.ListTokensRequest\x1a\x1f.garboard.v1.ListTokensResponse\"\x13\x8a\xb5\x18\bos:admin\xb0\xb5\x18\x01\x90\x02\x01\x12b\n" +
-	"\vRevokeToken\x12\x1f.garboard.v1.RevokeTokenRequest\x1a .garboard.v1.RevokeTokenResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
+	"\tBootChart\x12\x1d.garboard.v1.BootChartRequest\x1a\x1e.garboard.v1.BootChartResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12Y\n" +
 	"\bDiagnose\x12\x1c.garboard.v1.DiagnoseRequest\x1a\x1d.garboard.v1.DiagnoseResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
-	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12V\n" +
-	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12\\\n" +
-	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12h\n" +
-	"\rInstallSystem\x12!.garboard.v1.InstallSystemRequest\x1a\".garboard.v1.InstallSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12h\n" +
-	"\rUpgradeSystem\x12!.garboard.v1.UpgradeSystemRequest\x1a\".garboard.v1.UpgradeSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12k\n" +
-	"\x0eRollbackSystem\x12\".garboard.v1.RollbackSystemRequest\x1a#.garboard.v1.RollbackSystemResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12P\n" +
-	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
-	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
-	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12Y\n" +
-	"\bRotateCA\x12\x1c.garboard.v1.RotateCARequest\x1a\x1d.garboard.v1.RotateCAResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12\\\n" +
-	"\tReaddress\x12\x1d.garboard.v1.ReaddressRequest\x1a\x1e.garboard.v1.ReaddressResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12b\n" +
-	"\vSetEndpoint\x12\x1f.garboard.v1.SetEndpointRequest\x1a .garboard.v1.SetEndpointResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01\x12t\n" +
-	"\x11ClientCertificate\x12%.garboard.v1.ClientCertificateRequest\x1a&.garboard.v1.ClientCertificateResponse\"\x10\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\aMetrics\x12\x1b.garboard.v1.MetricsRequest\x1a\x1c.garboard.v1.MetricsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_node_proto_rawDescOnce sync.Once
@@ -5454,231 +2878,122 @@ func file_garboard_v1_node_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_node_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_garboard_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_garboard_v1_node_proto_goTypes = []any{
-	(Finding_Severity)(0),             // 0: garboard.v1.Finding.Severity
-	(*VersionRequest)(nil),            // 1: garboard.v1.VersionRequest
-	(*VersionResponse)(nil),           // 2: garboard.v1.VersionResponse
-	(*NodeStatusRequest)(nil),         // 3: garboard.v1.NodeStatusRequest
-	(*NodeStatusResponse)(nil),        // 4: garboard.v1.NodeStatusResponse
-	(*ProcessesRequest)(nil),          // 5: garboard.v1.ProcessesRequest
-	(*ProcessesResponse)(nil),         // 6: garboard.v1.ProcessesResponse
-	(*Process)(nil),                   // 7: garboard.v1.Process
-	(*MemoryRequest)(nil),             // 8: garboard.v1.MemoryRequest
-	(*MemoryResponse)(nil),            // 9: garboard.v1.MemoryResponse
-	(*MountsRequest)(nil),             // 10: garboard.v1.MountsRequest
-	(*MountsResponse)(nil),            // 11: garboard.v1.MountsResponse
-	(*Mount)(nil),                     // 12: garboard.v1.Mount
-	(*DisksRequest)(nil),              // 13: garboard.v1.DisksRequest
-	(*DisksResponse)(nil),             // 14: garboard.v1.DisksResponse
-	(*Disk)(nil),                      // 15: garboard.v1.Disk
-	(*NetstatRequest)(nil),            // 16: garboard.v1.NetstatRequest
-	(*NetstatResponse)(nil),           // 17: garboard.v1.NetstatResponse
-	(*Socket)(nil),                    // 18: garboard.v1.Socket
-	(*TimeRequest)(nil),               // 19: garboard.v1.TimeRequest
-	(*TimeResponse)(nil),              // 20: garboard.v1.TimeResponse
-	(*SetTimeRequest)(nil),            // 21: garboard.v1.SetTimeRequest
-	(*SetTimeResponse)(nil),           // 22: garboard.v1.SetTimeResponse
-	(*ContainersRequest)(nil),         // 23: garboard.v1.ContainersRequest
-	(*ContainersResponse)(nil),        // 24: garboard.v1.ContainersResponse
-	(*Container)(nil),                 // 25: garboard.v1.Container
-	(*ImagesRequest)(nil),             // 26: garboard.v1.ImagesRequest
-	(*ImagesResponse)(nil),            // 27: garboard.v1.ImagesResponse
-	(*ContainerImage)(nil),            // 28: garboard.v1.ContainerImage
-	(*RemoveImagesRequest)(nil),       // 29: garboard.v1.RemoveImagesRequest
-	(*RemoveImagesResponse)(nil),      // 30: garboard.v1.RemoveImagesResponse
-	(*PullImageRequest)(nil),          // 31: garboard.v1.PullImageRequest
-	(*PullImageProgress)(nil),         // 32: garboard.v1.PullImageProgress
-	(*CheckImagesRequest)(nil),        // 33: garboard.v1.CheckImagesRequest
-	(*ImageCheck)(nil),                // 34: garboard.v1.ImageCheck
-	(*BootChartRequest)(nil),          // 35: garboard.v1.BootChartRequest
-	(*BootChartResponse)(nil),         // 36: garboard.v1.BootChartResponse
-	(*KubeconfigRequest)(nil),         // 37: garboard.v1.KubeconfigRequest
-	(*KubeconfigResponse)(nil),        // 38: garboard.v1.KubeconfigResponse
-	(*JoinToken)(nil),                 // 39: garboard.v1.JoinToken
-	(*CreateTokenRequest)(nil),        // 40: garboard.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),       // 41: garboard.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),         // 42: garboard.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),        // 43: garboard.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),        // 44: garboard.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),       // 45: garboard.v1.RevokeTokenResponse
-	(*MetricsRequest)(nil),            // 46: garboard.v1.MetricsRequest
-	(*MetricsResponse)(nil),           // 47: garboard.v1.MetricsResponse
-	(*DiagnoseRequest)(nil),           // 48: garboard.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),          // 49: garboard.v1.DiagnoseResponse
-	(*Finding)(nil),                   // 50: garboard.v1.Finding
-	(*RebootRequest)(nil),             // 51: garboard.v1.RebootRequest
-	(*RebootResponse)(nil),            // 52: garboard.v1.RebootResponse
-	(*ShutdownRequest)(nil),           // 53: garboard.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),          // 54: garboard.v1.ShutdownResponse
-	(*InstallSystemRequest)(nil),      // 55: garboard.v1.InstallSystemRequest
-	(*InstallSystemResponse)(nil),     // 56: garboard.v1.InstallSystemResponse
-	(*UpgradeSystemRequest)(nil),      // 57: garboard.v1.UpgradeSystemRequest
-	(*UpgradeSystemResponse)(nil),     // 58: garboard.v1.UpgradeSystemResponse
-	(*RollbackSystemRequest)(nil),     // 59: garboard.v1.RollbackSystemRequest
-	(*RollbackSystemResponse)(nil),    // 60: garboard.v1.RollbackSystemResponse
-	(*UpgradeKubernetesRequest)(nil),  // 61: garboard.v1.UpgradeKubernetesRequest
-	(*UpgradeKubernetesResponse)(nil), // 62: garboard.v1.UpgradeKubernetesResponse
-	(*ConvertKubernetesRequest)(nil),  // 63: garboard.v1.ConvertKubernetesRequest
-	(*ConvertKubernetesResponse)(nil), // 64: garboard.v1.ConvertKubernetesResponse
-	(*RotateCARequest)(nil),           // 65: garboard.v1.RotateCARequest
-	(*RotateCAResponse)(nil),          // 66: garboard.v1.RotateCAResponse
-	(*ReaddressRequest)(nil),          // 67: garboard.v1.ReaddressRequest
-	(*ReaddressResponse)(nil),         // 68: garboard.v1.ReaddressResponse
-	(*SetEndpointRequest)(nil),        // 69: garboard.v1.SetEndpointRequest
-	(*SetEndpointResponse)(nil),       // 70: garboard.v1.SetEndpointResponse
-	(*ClientCertificateRequest)(nil),  // 71: garboard.v1.ClientCertificateRequest
-	(*ClientCertificateResponse)(nil), // 72: garboard.v1.ClientCertificateResponse
-	(*AttestRequest)(nil),             // 73: garboard.v1.AttestRequest
-	(*AttestResponse)(nil),            // 74: garboard.v1.AttestResponse
-	(*RecoveryKeyRequest)(nil),        // 75: garboard.v1.RecoveryKeyRequest
-	(*RecoveryKeyResponse)(nil),       // 76: garboard.v1.RecoveryKeyResponse
-	(*VolumeRecoveryKey)(nil),         // 77: garboard.v1.VolumeRecoveryKey
-	(*CheckNetworkRequest)(nil),       // 78: garboard.v1.CheckNetworkRequest
-	(*NetworkStep)(nil),               // 79: garboard.v1.NetworkStep
-	(*CaptureRequest)(nil),            // 80: garboard.v1.CaptureRequest
-	(*CapturedPacket)(nil),            // 81: garboard.v1.CapturedPacket
-	(*ResetRequest)(nil),              // 82: garboard.v1.ResetRequest
-	(*ResetResponse)(nil),             // 83: garboard.v1.ResetResponse
-	nil,                               // 84: garboard.v1.MemoryResponse.MeminfoEntry
-	nil,                               // 85: garboard.v1.AttestResponse.PcrsEntry
-	(*durationpb.Duration)(nil),       // 86: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 87: google.protobuf.Timestamp
-	(*Operation)(nil),                 // 88: garboard.v1.Operation
+	(Finding_Severity)(0),         // 0: garboard.v1.Finding.Severity
+	(*VersionRequest)(nil),        // 1: garboard.v1.VersionRequest
+	(*VersionResponse)(nil),       // 2: garboard.v1.VersionResponse
+	(*NodeStatusRequest)(nil),     // 3: garboard.v1.NodeStatusRequest
+	(*NodeStatusResponse)(nil),    // 4: garboard.v1.NodeStatusResponse
+	(*ProcessesRequest)(nil),      // 5: garboard.v1.ProcessesRequest
+	(*ProcessesResponse)(nil),     // 6: garboard.v1.ProcessesResponse
+	(*Process)(nil),               // 7: garboard.v1.Process
+	(*MemoryRequest)(nil),         // 8: garboard.v1.MemoryRequest
+	(*MemoryResponse)(nil),        // 9: garboard.v1.MemoryResponse
+	(*MountsRequest)(nil),         // 10: garboard.v1.MountsRequest
+	(*MountsResponse)(nil),        // 11: garboard.v1.MountsResponse
+	(*Mount)(nil),                 // 12: garboard.v1.Mount
+	(*DisksRequest)(nil),          // 13: garboard.v1.DisksRequest
+	(*DisksResponse)(nil),         // 14: garboard.v1.DisksResponse
+	(*Disk)(nil),                  // 15: garboard.v1.Disk
+	(*NetstatRequest)(nil),        // 16: garboard.v1.NetstatRequest
+	(*NetstatResponse)(nil),       // 17: garboard.v1.NetstatResponse
+	(*Socket)(nil),                // 18: garboard.v1.Socket
+	(*TimeRequest)(nil),           // 19: garboard.v1.TimeRequest
+	(*TimeResponse)(nil),          // 20: garboard.v1.TimeResponse
+	(*SetTimeRequest)(nil),        // 21: garboard.v1.SetTimeRequest
+	(*SetTimeResponse)(nil),       // 22: garboard.v1.SetTimeResponse
+	(*ContainersRequest)(nil),     // 23: garboard.v1.ContainersRequest
+	(*ContainersResponse)(nil),    // 24: garboard.v1.ContainersResponse
+	(*Container)(nil),             // 25: garboard.v1.Container
+	(*BootChartRequest)(nil),      // 26: garboard.v1.BootChartRequest
+	(*BootChartResponse)(nil),     // 27: garboard.v1.BootChartResponse
+	(*MetricsRequest)(nil),        // 28: garboard.v1.MetricsRequest
+	(*MetricsResponse)(nil),       // 29: garboard.v1.MetricsResponse
+	(*DiagnoseRequest)(nil),       // 30: garboard.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),      // 31: garboard.v1.DiagnoseResponse
+	(*Finding)(nil),               // 32: garboard.v1.Finding
+	(*AttestRequest)(nil),         // 33: garboard.v1.AttestRequest
+	(*AttestResponse)(nil),        // 34: garboard.v1.AttestResponse
+	(*RecoveryKeyRequest)(nil),    // 35: garboard.v1.RecoveryKeyRequest
+	(*RecoveryKeyResponse)(nil),   // 36: garboard.v1.RecoveryKeyResponse
+	(*VolumeRecoveryKey)(nil),     // 37: garboard.v1.VolumeRecoveryKey
+	(*CheckNetworkRequest)(nil),   // 38: garboard.v1.CheckNetworkRequest
+	(*NetworkStep)(nil),           // 39: garboard.v1.NetworkStep
+	(*CaptureRequest)(nil),        // 40: garboard.v1.CaptureRequest
+	(*CapturedPacket)(nil),        // 41: garboard.v1.CapturedPacket
+	nil,                           // 42: garboard.v1.MemoryResponse.MeminfoEntry
+	nil,                           // 43: garboard.v1.AttestResponse.PcrsEntry
+	(*durationpb.Duration)(nil),   // 44: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 45: google.protobuf.Timestamp
 }
 var file_garboard_v1_node_proto_depIdxs = []int32{
-	86, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
+	44, // 0: garboard.v1.NodeStatusResponse.uptime:type_name -> google.protobuf.Duration
 	7,  // 1: garboard.v1.ProcessesResponse.processes:type_name -> garboard.v1.Process
-	86, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
-	84, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
+	44, // 2: garboard.v1.Process.cpu_time:type_name -> google.protobuf.Duration
+	42, // 3: garboard.v1.MemoryResponse.meminfo:type_name -> garboard.v1.MemoryResponse.MeminfoEntry
 	12, // 4: garboard.v1.MountsResponse.mounts:type_name -> garboard.v1.Mount
 	15, // 5: garboard.v1.DisksResponse.disks:type_name -> garboard.v1.Disk
 	18, // 6: garboard.v1.NetstatResponse.sockets:type_name -> garboard.v1.Socket
-	87, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
-	86, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
-	86, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
-	87, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
+	45, // 7: garboard.v1.TimeResponse.now:type_name -> google.protobuf.Timestamp
+	44, // 8: garboard.v1.TimeResponse.offset:type_name -> google.protobuf.Duration
+	44, // 9: garboard.v1.TimeResponse.error:type_name -> google.protobuf.Duration
+	45, // 10: garboard.v1.SetTimeRequest.time:type_name -> google.protobuf.Timestamp
 	25, // 11: garboard.v1.ContainersResponse.containers:type_name -> garboard.v1.Container
-	28, // 12: garboard.v1.ImagesResponse.images:type_name -> garboard.v1.ContainerImage
-	87, // 13: garboard.v1.ContainerImage.created:type_name -> google.protobuf.Timestamp
-	86, // 14: garboard.v1.KubeconfigRequest.ttl:type_name -> google.protobuf.Duration
-	87, // 15: garboard.v1.KubeconfigResponse.expires:type_name -> google.protobuf.Timestamp
-	87, // 16: garboard.v1.JoinToken.ends:type_name -> google.protobuf.Timestamp
-	86, // 17: garboard.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	87, // 18: garboard.v1.CreateTokenResponse.ends:type_name -> google.protobuf.Timestamp
-	39, // 19: garboard.v1.ListTokensResponse.tokens:type_name -> garboard.v1.JoinToken
-	86, // 20: garboard.v1.RevokeTokenRequest.after:type_name -> google.protobuf.Duration
-	50, // 21: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
-	0,  // 22: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
-	87, // 23: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
-	86, // 24: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 25: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
-	86, // 26: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 27: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
-	86, // 28: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 29: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
-	86, // 30: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 31: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
-	86, // 32: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 33: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
-	88, // 34: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	88, // 35: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
-	88, // 36: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
-	88, // 37: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
-	88, // 38: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
-	85, // 39: garboard.v1.AttestResponse.pcrs:type_name -> garboard.v1.AttestResponse.PcrsEntry
-	77, // 40: garboard.v1.RecoveryKeyResponse.volumes:type_name -> garboard.v1.VolumeRecoveryKey
-	87, // 41: garboard.v1.VolumeRecoveryKey.added:type_name -> google.protobuf.Timestamp
-	86, // 42: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
-	86, // 43: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
-	87, // 44: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
-	86, // 45: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
-	88, // 46: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
-	1,  // 47: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
-	3,  // 48: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
-	5,  // 49: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
-	8,  // 50: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
-	10, // 51: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
-	13, // 52: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
-	16, // 53: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
-	19, // 54: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
-	21, // 55: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
-	23, // 56: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
-	26, // 57: garboard.v1.NodeService.Images:input_type -> garboard.v1.ImagesRequest
-	29, // 58: garboard.v1.NodeService.RemoveImages:input_type -> garboard.v1.RemoveImagesRequest
-	31, // 59: garboard.v1.NodeService.PullImage:input_type -> garboard.v1.PullImageRequest
-	33, // 60: garboard.v1.NodeService.CheckImages:input_type -> garboard.v1.CheckImagesRequest
-	78, // 61: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
-	80, // 62: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
-	75, // 63: garboard.v1.NodeService.AddRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
-	75, // 64: garboard.v1.NodeService.ListRecoveryKeys:input_type -> garboard.v1.RecoveryKeyRequest
-	75, // 65: garboard.v1.NodeService.RemoveRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
-	75, // 66: garboard.v1.NodeService.Unlock:input_type -> garboard.v1.RecoveryKeyRequest
-	73, // 67: garboard.v1.NodeService.Attest:input_type -> garboard.v1.AttestRequest
-	35, // 68: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
-	37, // 69: garboard.v1.NodeService.Kubeconfig:input_type -> garboard.v1.KubeconfigRequest
-	40, // 70: garboard.v1.NodeService.CreateToken:input_type -> garboard.v1.CreateTokenRequest
-	42, // 71: garboard.v1.NodeService.ListTokens:input_type -> garboard.v1.ListTokensRequest
-	44, // 72: garboard.v1.NodeService.RevokeToken:input_type -> garboard.v1.RevokeTokenRequest
-	48, // 73: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
-	46, // 74: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
-	51, // 75: garboard.v1.NodeService.Reboot:input_type -> garboard.v1.RebootRequest
-	53, // 76: garboard.v1.NodeService.Shutdown:input_type -> garboard.v1.ShutdownRequest
-	55, // 77: garboard.v1.NodeService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
-	57, // 78: garboard.v1.NodeService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
-	59, // 79: garboard.v1.NodeService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
-	82, // 80: garboard.v1.NodeService.Reset:input_type -> garboard.v1.ResetRequest
-	61, // 81: garboard.v1.NodeService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
-	63, // 82: garboard.v1.NodeService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
-	65, // 83: garboard.v1.NodeService.RotateCA:input_type -> garboard.v1.RotateCARequest
-	67, // 84: garboard.v1.NodeService.Readdress:input_type -> garboard.v1.ReaddressRequest
-	69, // 85: garboard.v1.NodeService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
-	71, // 86: garboard.v1.NodeService.ClientCertificate:input_type -> garboard.v1.ClientCertificateRequest
-	2,  // 87: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
-	4,  // 88: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
-	6,  // 89: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
-	9,  // 90: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
-	11, // 91: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
-	14, // 92: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
-	17, // 93: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
-	20, // 94: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
-	22, // 95: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
-	24, // 96: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
-	27, // 97: garboard.v1.NodeService.Images:output_type -> garboard.v1.ImagesResponse
-	30, // 98: garboard.v1.NodeService.RemoveImages:output_type -> garboard.v1.RemoveImagesResponse
-	32, // 99: garboard.v1.NodeService.PullImage:output_type -> garboard.v1.PullImageProgress
-	34, // 100: garboard.v1.NodeService.CheckImages:output_type -> garboard.v1.ImageCheck
-	79, // 101: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
-	81, // 102: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
-	76, // 103: garboard.v1.NodeService.AddRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
-	76, // 104: garboard.v1.NodeService.ListRecoveryKeys:output_type -> garboard.v1.RecoveryKeyResponse
-	76, // 105: garboard.v1.NodeService.RemoveRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
-	76, // 106: garboard.v1.NodeService.Unlock:output_type -> garboard.v1.RecoveryKeyResponse
-	74, // 107: garboard.v1.NodeService.Attest:output_type -> garboard.v1.AttestResponse
-	36, // 108: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
-	38, // 109: garboard.v1.NodeService.Kubeconfig:output_type -> garboard.v1.KubeconfigResponse
-	41, // 110: garboard.v1.NodeService.CreateToken:output_type -> garboard.v1.CreateTokenResponse
-	43, // 111: garboard.v1.NodeService.ListTokens:output_type -> garboard.v1.ListTokensResponse
-	45, // 112: garboard.v1.NodeService.RevokeToken:output_type -> garboard.v1.RevokeTokenResponse
-	49, // 113: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
-	47, // 114: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
-	52, // 115: garboard.v1.NodeService.Reboot:output_type -> garboard.v1.RebootResponse
-	54, // 116: garboard.v1.NodeService.Shutdown:output_type -> garboard.v1.ShutdownResponse
-	56, // 117: garboard.v1.NodeService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
-	58, // 118: garboard.v1.NodeService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
-	60, // 119: garboard.v1.NodeService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
-	83, // 120: garboard.v1.NodeService.Reset:output_type -> garboard.v1.ResetResponse
-	62, // 121: garboard.v1.NodeService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
-	64, // 122: garboard.v1.NodeService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
-	66, // 123: garboard.v1.NodeService.RotateCA:output_type -> garboard.v1.RotateCAResponse
-	68, // 124: garboard.v1.NodeService.Readdress:output_type -> garboard.v1.ReaddressResponse
-	70, // 125: garboard.v1.NodeService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
-	72, // 126: garboard.v1.NodeService.ClientCertificate:output_type -> garboard.v1.ClientCertificateResponse
-	87, // [87:127] is the sub-list for method output_type
-	47, // [47:87] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	32, // 12: garboard.v1.DiagnoseResponse.findings:type_name -> garboard.v1.Finding
+	0,  // 13: garboard.v1.Finding.severity:type_name -> garboard.v1.Finding.Severity
+	45, // 14: garboard.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	43, // 15: garboard.v1.AttestResponse.pcrs:type_name -> garboard.v1.AttestResponse.PcrsEntry
+	37, // 16: garboard.v1.RecoveryKeyResponse.volumes:type_name -> garboard.v1.VolumeRecoveryKey
+	45, // 17: garboard.v1.VolumeRecoveryKey.added:type_name -> google.protobuf.Timestamp
+	44, // 18: garboard.v1.NetworkStep.took:type_name -> google.protobuf.Duration
+	44, // 19: garboard.v1.CaptureRequest.duration:type_name -> google.protobuf.Duration
+	45, // 20: garboard.v1.CapturedPacket.time:type_name -> google.protobuf.Timestamp
+	1,  // 21: garboard.v1.NodeService.Version:input_type -> garboard.v1.VersionRequest
+	3,  // 22: garboard.v1.NodeService.Status:input_type -> garboard.v1.NodeStatusRequest
+	5,  // 23: garboard.v1.NodeService.Processes:input_type -> garboard.v1.ProcessesRequest
+	8,  // 24: garboard.v1.NodeService.Memory:input_type -> garboard.v1.MemoryRequest
+	10, // 25: garboard.v1.NodeService.Mounts:input_type -> garboard.v1.MountsRequest
+	13, // 26: garboard.v1.NodeService.Disks:input_type -> garboard.v1.DisksRequest
+	16, // 27: garboard.v1.NodeService.Netstat:input_type -> garboard.v1.NetstatRequest
+	19, // 28: garboard.v1.NodeService.Time:input_type -> garboard.v1.TimeRequest
+	21, // 29: garboard.v1.NodeService.SetTime:input_type -> garboard.v1.SetTimeRequest
+	23, // 30: garboard.v1.NodeService.Containers:input_type -> garboard.v1.ContainersRequest
+	38, // 31: garboard.v1.NodeService.CheckNetwork:input_type -> garboard.v1.CheckNetworkRequest
+	40, // 32: garboard.v1.NodeService.Capture:input_type -> garboard.v1.CaptureRequest
+	35, // 33: garboard.v1.NodeService.AddRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	35, // 34: garboard.v1.NodeService.ListRecoveryKeys:input_type -> garboard.v1.RecoveryKeyRequest
+	35, // 35: garboard.v1.NodeService.RemoveRecoveryKey:input_type -> garboard.v1.RecoveryKeyRequest
+	35, // 36: garboard.v1.NodeService.Unlock:input_type -> garboard.v1.RecoveryKeyRequest
+	33, // 37: garboard.v1.NodeService.Attest:input_type -> garboard.v1.AttestRequest
+	26, // 38: garboard.v1.NodeService.BootChart:input_type -> garboard.v1.BootChartRequest
+	30, // 39: garboard.v1.NodeService.Diagnose:input_type -> garboard.v1.DiagnoseRequest
+	28, // 40: garboard.v1.NodeService.Metrics:input_type -> garboard.v1.MetricsRequest
+	2,  // 41: garboard.v1.NodeService.Version:output_type -> garboard.v1.VersionResponse
+	4,  // 42: garboard.v1.NodeService.Status:output_type -> garboard.v1.NodeStatusResponse
+	6,  // 43: garboard.v1.NodeService.Processes:output_type -> garboard.v1.ProcessesResponse
+	9,  // 44: garboard.v1.NodeService.Memory:output_type -> garboard.v1.MemoryResponse
+	11, // 45: garboard.v1.NodeService.Mounts:output_type -> garboard.v1.MountsResponse
+	14, // 46: garboard.v1.NodeService.Disks:output_type -> garboard.v1.DisksResponse
+	17, // 47: garboard.v1.NodeService.Netstat:output_type -> garboard.v1.NetstatResponse
+	20, // 48: garboard.v1.NodeService.Time:output_type -> garboard.v1.TimeResponse
+	22, // 49: garboard.v1.NodeService.SetTime:output_type -> garboard.v1.SetTimeResponse
+	24, // 50: garboard.v1.NodeService.Containers:output_type -> garboard.v1.ContainersResponse
+	39, // 51: garboard.v1.NodeService.CheckNetwork:output_type -> garboard.v1.NetworkStep
+	41, // 52: garboard.v1.NodeService.Capture:output_type -> garboard.v1.CapturedPacket
+	36, // 53: garboard.v1.NodeService.AddRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	36, // 54: garboard.v1.NodeService.ListRecoveryKeys:output_type -> garboard.v1.RecoveryKeyResponse
+	36, // 55: garboard.v1.NodeService.RemoveRecoveryKey:output_type -> garboard.v1.RecoveryKeyResponse
+	36, // 56: garboard.v1.NodeService.Unlock:output_type -> garboard.v1.RecoveryKeyResponse
+	34, // 57: garboard.v1.NodeService.Attest:output_type -> garboard.v1.AttestResponse
+	27, // 58: garboard.v1.NodeService.BootChart:output_type -> garboard.v1.BootChartResponse
+	31, // 59: garboard.v1.NodeService.Diagnose:output_type -> garboard.v1.DiagnoseResponse
+	29, // 60: garboard.v1.NodeService.Metrics:output_type -> garboard.v1.MetricsResponse
+	41, // [41:61] is the sub-list for method output_type
+	21, // [21:41] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_node_proto_init() }
@@ -5686,7 +3001,6 @@ func file_garboard_v1_node_proto_init() {
 	if File_garboard_v1_node_proto != nil {
 		return
 	}
-	file_garboard_v1_operation_proto_init()
 	file_garboard_v1_options_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5694,7 +3008,7 @@ func file_garboard_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_node_proto_rawDesc), len(file_garboard_v1_node_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   85,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1256,6 +1256,1341 @@ func (x *TakeOverOperationResponse) GetOperation() *Operation {
 	return nil
 }
 
+type RebootRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Skip the drain, and the checks of other nodes.
+	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	// Don't drain the node.
+	KeepPods bool `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	// How long the eviction of pods may take; default 5 minutes.
+	DrainTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	// Only return the plan.
+	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Somebody at the machine, or its host, asks, and doesn't wait for long: the node waits for no other node, and what
+	// would be a reason to refuse is a warning.
+	Button bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
+	// STATE of the machine is encrypted when it starts, with what is on it, as the configuration says.
+	EncryptState  bool `protobuf:"varint,6,opt,name=encrypt_state,json=encryptState,proto3" json:"encrypt_state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootRequest) Reset() {
+	*x = RebootRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootRequest) ProtoMessage() {}
+
+func (x *RebootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootRequest.ProtoReflect.Descriptor instead.
+func (*RebootRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RebootRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RebootRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *RebootRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *RebootRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RebootRequest) GetButton() bool {
+	if x != nil {
+		return x.Button
+	}
+	return false
+}
+
+func (x *RebootRequest) GetEncryptState() bool {
+	if x != nil {
+		return x.EncryptState
+	}
+	return false
+}
+
+type RebootResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The started operation. With dry_run it has no ID, and its steps are the plan.
+	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootResponse) Reset() {
+	*x = RebootResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootResponse) ProtoMessage() {}
+
+func (x *RebootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootResponse.ProtoReflect.Descriptor instead.
+func (*RebootResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RebootResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ShutdownRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// As in RebootRequest.
+	Button        bool `protobuf:"varint,5,opt,name=button,proto3" json:"button,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownRequest) Reset() {
+	*x = ShutdownRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownRequest) ProtoMessage() {}
+
+func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
+func (*ShutdownRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ShutdownRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *ShutdownRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ShutdownRequest) GetButton() bool {
+	if x != nil {
+		return x.Button
+	}
+	return false
+}
+
+type ShutdownResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShutdownResponse) Reset() {
+	*x = ShutdownResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShutdownResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShutdownResponse) ProtoMessage() {}
+
+func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
+func (*ShutdownResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ShutdownResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type InstallSystemRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// An installer image. Empty: the system of the medium in the machine.
+	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Take a release that is older than one that was healthy on this machine.
+	AllowOlder    bool `protobuf:"varint,6,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstallSystemRequest) Reset() {
+	*x = InstallSystemRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallSystemRequest) ProtoMessage() {}
+
+func (x *InstallSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallSystemRequest.ProtoReflect.Descriptor instead.
+func (*InstallSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *InstallSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *InstallSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *InstallSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *InstallSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *InstallSystemRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *InstallSystemRequest) GetAllowOlder() bool {
+	if x != nil {
+		return x.AllowOlder
+	}
+	return false
+}
+
+type InstallSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstallSystemResponse) Reset() {
+	*x = InstallSystemResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallSystemResponse) ProtoMessage() {}
+
+func (x *InstallSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallSystemResponse.ProtoReflect.Descriptor instead.
+func (*InstallSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *InstallSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type UpgradeSystemRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Force        bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods     bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun       bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// An installer image. Empty: the system of the medium in the machine.
+	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// Don't reboot the node: the new system starts at its next restart.
+	Stage bool `protobuf:"varint,6,opt,name=stage,proto3" json:"stage,omitempty"`
+	// Leave etcd, and wipe EPHEMERAL: images, the data of pods and of etcd. The node joins the
+	// cluster again. Not with force or stage.
+	Wipe bool `protobuf:"varint,7,opt,name=wipe,proto3" json:"wipe,omitempty"`
+	// Take a release that is older than one that was healthy on this machine.
+	AllowOlder    bool `protobuf:"varint,8,opt,name=allow_older,json=allowOlder,proto3" json:"allow_older,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeSystemRequest) Reset() {
+	*x = UpgradeSystemRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeSystemRequest) ProtoMessage() {}
+
+func (x *UpgradeSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeSystemRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *UpgradeSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *UpgradeSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *UpgradeSystemRequest) GetStage() bool {
+	if x != nil {
+		return x.Stage
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetWipe() bool {
+	if x != nil {
+		return x.Wipe
+	}
+	return false
+}
+
+func (x *UpgradeSystemRequest) GetAllowOlder() bool {
+	if x != nil {
+		return x.AllowOlder
+	}
+	return false
+}
+
+type UpgradeSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeSystemResponse) Reset() {
+	*x = UpgradeSystemResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeSystemResponse) ProtoMessage() {}
+
+func (x *UpgradeSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeSystemResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *UpgradeSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type RollbackSystemRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Force         bool                   `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	KeepPods      bool                   `protobuf:"varint,2,opt,name=keep_pods,json=keepPods,proto3" json:"keep_pods,omitempty"`
+	DrainTimeout  *durationpb.Duration   `protobuf:"bytes,3,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSystemRequest) Reset() {
+	*x = RollbackSystemRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSystemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSystemRequest) ProtoMessage() {}
+
+func (x *RollbackSystemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSystemRequest.ProtoReflect.Descriptor instead.
+func (*RollbackSystemRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *RollbackSystemRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RollbackSystemRequest) GetKeepPods() bool {
+	if x != nil {
+		return x.KeepPods
+	}
+	return false
+}
+
+func (x *RollbackSystemRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *RollbackSystemRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RollbackSystemResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSystemResponse) Reset() {
+	*x = RollbackSystemResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSystemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSystemResponse) ProtoMessage() {}
+
+func (x *RollbackSystemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSystemResponse.ProtoReflect.Descriptor instead.
+func (*RollbackSystemResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RollbackSystemResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ResetRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Skip all steps and checks in the cluster (gbctl reset --graceful=false).
+	Force bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	// Restart the machine instead of powering it off.
+	Reboot bool `protobuf:"varint,2,opt,name=reboot,proto3" json:"reboot,omitempty"`
+	// STATE, EPHEMERAL; empty: both.
+	SystemLabelsToWipe []string             `protobuf:"bytes,3,rep,name=system_labels_to_wipe,json=systemLabelsToWipe,proto3" json:"system_labels_to_wipe,omitempty"`
+	DrainTimeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=drain_timeout,json=drainTimeout,proto3" json:"drain_timeout,omitempty"`
+	DryRun             bool                 `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Additional disks to wipe, by device or by a link to one.
+	UserDisksToWipe []string `protobuf:"bytes,6,rep,name=user_disks_to_wipe,json=userDisksToWipe,proto3" json:"user_disks_to_wipe,omitempty"`
+	// keys: no more than the key slots of what is encrypted; discard: the disk forgets the data;
+	// overwrite: zeros over all of it. Empty: what the disk does in a short time. The key slots go
+	// first in each of them.
+	WipeMode      string `protobuf:"bytes,7,opt,name=wipe_mode,json=wipeMode,proto3" json:"wipe_mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetRequest) Reset() {
+	*x = ResetRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetRequest) ProtoMessage() {}
+
+func (x *ResetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
+func (*ResetRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResetRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ResetRequest) GetReboot() bool {
+	if x != nil {
+		return x.Reboot
+	}
+	return false
+}
+
+func (x *ResetRequest) GetSystemLabelsToWipe() []string {
+	if x != nil {
+		return x.SystemLabelsToWipe
+	}
+	return nil
+}
+
+func (x *ResetRequest) GetDrainTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.DrainTimeout
+	}
+	return nil
+}
+
+func (x *ResetRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *ResetRequest) GetUserDisksToWipe() []string {
+	if x != nil {
+		return x.UserDisksToWipe
+	}
+	return nil
+}
+
+func (x *ResetRequest) GetWipeMode() string {
+	if x != nil {
+		return x.WipeMode
+	}
+	return ""
+}
+
+type ResetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetResponse) Reset() {
+	*x = ResetResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetResponse) ProtoMessage() {}
+
+func (x *ResetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
+func (*ResetResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ResetResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type UpgradeKubernetesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as 1.35.4. Empty: the version of the cluster's components that don't have the
+	// new one.
+	From string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	// Such as 1.37.2: at most one minor version from the present one.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Leave the kubelets as they are.
+	NoKubelet bool `protobuf:"varint,3,opt,name=no_kubelet,json=noKubelet,proto3" json:"no_kubelet,omitempty"`
+	// Apply changed bootstrap manifests without a question.
+	Yes bool `protobuf:"varint,4,opt,name=yes,proto3" json:"yes,omitempty"`
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,5,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeKubernetesRequest) Reset() {
+	*x = UpgradeKubernetesRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeKubernetesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeKubernetesRequest) ProtoMessage() {}
+
+func (x *UpgradeKubernetesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeKubernetesRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeKubernetesRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *UpgradeKubernetesRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *UpgradeKubernetesRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *UpgradeKubernetesRequest) GetNoKubelet() bool {
+	if x != nil {
+		return x.NoKubelet
+	}
+	return false
+}
+
+func (x *UpgradeKubernetesRequest) GetYes() bool {
+	if x != nil {
+		return x.Yes
+	}
+	return false
+}
+
+func (x *UpgradeKubernetesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type UpgradeKubernetesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeKubernetesResponse) Reset() {
+	*x = UpgradeKubernetesResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeKubernetesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeKubernetesResponse) ProtoMessage() {}
+
+func (x *UpgradeKubernetesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeKubernetesResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeKubernetesResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *UpgradeKubernetesResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ConvertKubernetesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Answer all questions with yes.
+	Yes bool `protobuf:"varint,1,opt,name=yes,proto3" json:"yes,omitempty"`
+	// Don't wait until pod-checkpointer has removed its checkpoints: the nodes remove them.
+	RemoveCheckpoints bool `protobuf:"varint,2,opt,name=remove_checkpoints,json=removeCheckpoints,proto3" json:"remove_checkpoints,omitempty"`
+	// Only remove the key of a self-hosted control plane from etcd.
+	RemoveInitializedKey bool `protobuf:"varint,3,opt,name=remove_initialized_key,json=removeInitializedKey,proto3" json:"remove_initialized_key,omitempty"`
+	// Only check the cluster, and return the steps and the differences.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConvertKubernetesRequest) Reset() {
+	*x = ConvertKubernetesRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConvertKubernetesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConvertKubernetesRequest) ProtoMessage() {}
+
+func (x *ConvertKubernetesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConvertKubernetesRequest.ProtoReflect.Descriptor instead.
+func (*ConvertKubernetesRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ConvertKubernetesRequest) GetYes() bool {
+	if x != nil {
+		return x.Yes
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetRemoveCheckpoints() bool {
+	if x != nil {
+		return x.RemoveCheckpoints
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetRemoveInitializedKey() bool {
+	if x != nil {
+		return x.RemoveInitializedKey
+	}
+	return false
+}
+
+func (x *ConvertKubernetesRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ConvertKubernetesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConvertKubernetesResponse) Reset() {
+	*x = ConvertKubernetesResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConvertKubernetesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConvertKubernetesResponse) ProtoMessage() {}
+
+func (x *ConvertKubernetesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConvertKubernetesResponse.ProtoReflect.Descriptor instead.
+func (*ConvertKubernetesResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ConvertKubernetesResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type RotateCARequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// etcd, aggregator, kubernetes, service-account, encryption, machine, join-tokens; empty: all.
+	Authorities []string `protobuf:"bytes,1,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCARequest) Reset() {
+	*x = RotateCARequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCARequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCARequest) ProtoMessage() {}
+
+func (x *RotateCARequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCARequest.ProtoReflect.Descriptor instead.
+func (*RotateCARequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RotateCARequest) GetAuthorities() []string {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+func (x *RotateCARequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RotateCAResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateCAResponse) Reset() {
+	*x = RotateCAResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateCAResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateCAResponse) ProtoMessage() {}
+
+func (x *RotateCAResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateCAResponse.ProtoReflect.Descriptor instead.
+func (*RotateCAResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RotateCAResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type ReaddressRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It takes the place of the present one wherever the configuration has that.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// A strategic merge patch with all else that changes, such as the gateway; no secrets.
+	Patch string `protobuf:"bytes,2,opt,name=patch,proto3" json:"patch,omitempty"`
+	// Only check the node, and return the steps.
+	DryRun        bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReaddressRequest) Reset() {
+	*x = ReaddressRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReaddressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReaddressRequest) ProtoMessage() {}
+
+func (x *ReaddressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReaddressRequest.ProtoReflect.Descriptor instead.
+func (*ReaddressRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ReaddressRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReaddressRequest) GetPatch() string {
+	if x != nil {
+		return x.Patch
+	}
+	return ""
+}
+
+func (x *ReaddressRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ReaddressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReaddressResponse) Reset() {
+	*x = ReaddressResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReaddressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReaddressResponse) ProtoMessage() {}
+
+func (x *ReaddressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReaddressResponse.ProtoReflect.Descriptor instead.
+func (*ReaddressResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ReaddressResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+type SetEndpointRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Endpoint string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // https://host:port
+	// Only check the cluster, and return the steps.
+	DryRun        bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointRequest) Reset() {
+	*x = SetEndpointRequest{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointRequest) ProtoMessage() {}
+
+func (x *SetEndpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointRequest.ProtoReflect.Descriptor instead.
+func (*SetEndpointRequest) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SetEndpointRequest) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *SetEndpointRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type SetEndpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     *Operation             `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEndpointResponse) Reset() {
+	*x = SetEndpointResponse{}
+	mi := &file_garboard_v1_operation_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEndpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEndpointResponse) ProtoMessage() {}
+
+func (x *SetEndpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_garboard_v1_operation_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEndpointResponse.ProtoReflect.Descriptor instead.
+func (*SetEndpointResponse) Descriptor() ([]byte, []int) {
+	return file_garboard_v1_operation_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SetEndpointResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_garboard_v1_operation_proto protoreflect.FileDescriptor
 
 const file_garboard_v1_operation_proto_rawDesc = "" +
@@ -1364,13 +2699,112 @@ const file_garboard_v1_operation_proto_rawDesc = "" +
 	"\x18TakeOverOperationRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"Q\n" +
 	"\x19TakeOverOperationResponse\x124\n" +
-	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\x92\x04\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xd8\x01\n" +
+	"\rRebootRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06button\x18\x05 \x01(\bR\x06button\x12#\n" +
+	"\rencrypt_state\x18\x06 \x01(\bR\fencryptState\"F\n" +
+	"\x0eRebootResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xb5\x01\n" +
+	"\x0fShutdownRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x16\n" +
+	"\x06button\x18\x05 \x01(\bR\x06button\"H\n" +
+	"\x10ShutdownResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xd9\x01\n" +
+	"\x14InstallSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\x12\x1f\n" +
+	"\vallow_older\x18\x06 \x01(\bR\n" +
+	"allowOlder\"M\n" +
+	"\x15InstallSystemResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x83\x02\n" +
+	"\x14UpgradeSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x12\x14\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
+	"\x05stage\x18\x06 \x01(\bR\x05stage\x12\x12\n" +
+	"\x04wipe\x18\a \x01(\bR\x04wipe\x12\x1f\n" +
+	"\vallow_older\x18\b \x01(\bR\n" +
+	"allowOlder\"M\n" +
+	"\x15UpgradeSystemResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xa3\x01\n" +
+	"\x15RollbackSystemRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x1b\n" +
+	"\tkeep_pods\x18\x02 \x01(\bR\bkeepPods\x12>\n" +
+	"\rdrain_timeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"N\n" +
+	"\x16RollbackSystemResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x92\x02\n" +
+	"\fResetRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\x12\x16\n" +
+	"\x06reboot\x18\x02 \x01(\bR\x06reboot\x121\n" +
+	"\x15system_labels_to_wipe\x18\x03 \x03(\tR\x12systemLabelsToWipe\x12>\n" +
+	"\rdrain_timeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\fdrainTimeout\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\x12+\n" +
+	"\x12user_disks_to_wipe\x18\x06 \x03(\tR\x0fuserDisksToWipe\x12\x1b\n" +
+	"\twipe_mode\x18\a \x01(\tR\bwipeMode\"E\n" +
+	"\rResetResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\x88\x01\n" +
+	"\x18UpgradeKubernetesRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1d\n" +
+	"\n" +
+	"no_kubelet\x18\x03 \x01(\bR\tnoKubelet\x12\x10\n" +
+	"\x03yes\x18\x04 \x01(\bR\x03yes\x12\x17\n" +
+	"\adry_run\x18\x05 \x01(\bR\x06dryRun\"Q\n" +
+	"\x19UpgradeKubernetesResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"\xaa\x01\n" +
+	"\x18ConvertKubernetesRequest\x12\x10\n" +
+	"\x03yes\x18\x01 \x01(\bR\x03yes\x12-\n" +
+	"\x12remove_checkpoints\x18\x02 \x01(\bR\x11removeCheckpoints\x124\n" +
+	"\x16remove_initialized_key\x18\x03 \x01(\bR\x14removeInitializedKey\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"Q\n" +
+	"\x19ConvertKubernetesResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"L\n" +
+	"\x0fRotateCARequest\x12 \n" +
+	"\vauthorities\x18\x01 \x03(\tR\vauthorities\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"H\n" +
+	"\x10RotateCAResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"[\n" +
+	"\x10ReaddressRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05patch\x18\x02 \x01(\tR\x05patch\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"I\n" +
+	"\x11ReaddressResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation\"I\n" +
+	"\x12SetEndpointRequest\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"K\n" +
+	"\x13SetEndpointResponse\x124\n" +
+	"\toperation\x18\x01 \x01(\v2\x16.garboard.v1.OperationR\toperation2\xa4\x10\n" +
 	"\x10OperationService\x12a\n" +
 	"\x04List\x12\".garboard.v1.ListOperationsRequest\x1a#.garboard.v1.ListOperationsResponse\"\x10\x8a\xb5\x18\tos:reader\x90\x02\x01\x12Z\n" +
 	"\x05Watch\x12\".garboard.v1.WatchOperationRequest\x1a\x1c.garboard.v1.OperationUpdate\"\r\x8a\xb5\x18\tos:reader0\x01\x12h\n" +
 	"\x06Answer\x12#.garboard.v1.AnswerOperationRequest\x1a$.garboard.v1.AnswerOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12e\n" +
 	"\x05Abort\x12\".garboard.v1.AbortOperationRequest\x1a#.garboard.v1.AbortOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12n\n" +
-	"\bTakeOver\x12%.garboard.v1.TakeOverOperationRequest\x1a&.garboard.v1.TakeOverOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01B0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
+	"\bTakeOver\x12%.garboard.v1.TakeOverOperationRequest\x1a&.garboard.v1.TakeOverOperationResponse\"\x13\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01\x12y\n" +
+	"\x06Reboot\x12\x1a.garboard.v1.RebootRequest\x1a\x1b.garboard.v1.RebootResponse\"6\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01µ\x18\x1f/garboard.v1.NodeService/Reboot\x12\x81\x01\n" +
+	"\bShutdown\x12\x1c.garboard.v1.ShutdownRequest\x1a\x1d.garboard.v1.ShutdownResponse\"8\x8a\xb5\x18\vos:operator\x90\xb5\x18\x01µ\x18!/garboard.v1.NodeService/Shutdown\x12\x92\x01\n" +
+	"\rInstallSystem\x12!.garboard.v1.InstallSystemRequest\x1a\".garboard.v1.InstallSystemResponse\":\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18&/garboard.v1.NodeService/InstallSystem\x12\x92\x01\n" +
+	"\rUpgradeSystem\x12!.garboard.v1.UpgradeSystemRequest\x1a\".garboard.v1.UpgradeSystemResponse\":\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18&/garboard.v1.NodeService/UpgradeSystem\x12\x96\x01\n" +
+	"\x0eRollbackSystem\x12\".garboard.v1.RollbackSystemRequest\x1a#.garboard.v1.RollbackSystemResponse\";\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18'/garboard.v1.NodeService/RollbackSystem\x12r\n" +
+	"\x05Reset\x12\x19.garboard.v1.ResetRequest\x1a\x1a.garboard.v1.ResetResponse\"2\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18\x1e/garboard.v1.NodeService/Reset\x12\xa2\x01\n" +
+	"\x11UpgradeKubernetes\x12%.garboard.v1.UpgradeKubernetesRequest\x1a&.garboard.v1.UpgradeKubernetesResponse\">\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18*/garboard.v1.NodeService/UpgradeKubernetes\x12\xa2\x01\n" +
+	"\x11ConvertKubernetes\x12%.garboard.v1.ConvertKubernetesRequest\x1a&.garboard.v1.ConvertKubernetesResponse\">\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18*/garboard.v1.NodeService/ConvertKubernetes\x12~\n" +
+	"\bRotateCA\x12\x1c.garboard.v1.RotateCARequest\x1a\x1d.garboard.v1.RotateCAResponse\"5\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18!/garboard.v1.NodeService/RotateCA\x12\x82\x01\n" +
+	"\tReaddress\x12\x1d.garboard.v1.ReaddressRequest\x1a\x1e.garboard.v1.ReaddressResponse\"6\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18\"/garboard.v1.NodeService/Readdress\x12\x8a\x01\n" +
+	"\vSetEndpoint\x12\x1f.garboard.v1.SetEndpointRequest\x1a .garboard.v1.SetEndpointResponse\"8\x8a\xb5\x18\bos:admin\x90\xb5\x18\x01µ\x18$/garboard.v1.NodeService/SetEndpointB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var (
 	file_garboard_v1_operation_proto_rawDescOnce sync.Once
@@ -1385,7 +2819,7 @@ func file_garboard_v1_operation_proto_rawDescGZIP() []byte {
 }
 
 var file_garboard_v1_operation_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_garboard_v1_operation_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_garboard_v1_operation_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_garboard_v1_operation_proto_goTypes = []any{
 	(Operation_State)(0),              // 0: garboard.v1.Operation.State
 	(OperationStep_State)(0),          // 1: garboard.v1.OperationStep.State
@@ -1405,46 +2839,107 @@ var file_garboard_v1_operation_proto_goTypes = []any{
 	(*AbortOperationResponse)(nil),    // 15: garboard.v1.AbortOperationResponse
 	(*TakeOverOperationRequest)(nil),  // 16: garboard.v1.TakeOverOperationRequest
 	(*TakeOverOperationResponse)(nil), // 17: garboard.v1.TakeOverOperationResponse
-	(*timestamppb.Timestamp)(nil),     // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),       // 19: google.protobuf.Duration
+	(*RebootRequest)(nil),             // 18: garboard.v1.RebootRequest
+	(*RebootResponse)(nil),            // 19: garboard.v1.RebootResponse
+	(*ShutdownRequest)(nil),           // 20: garboard.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),          // 21: garboard.v1.ShutdownResponse
+	(*InstallSystemRequest)(nil),      // 22: garboard.v1.InstallSystemRequest
+	(*InstallSystemResponse)(nil),     // 23: garboard.v1.InstallSystemResponse
+	(*UpgradeSystemRequest)(nil),      // 24: garboard.v1.UpgradeSystemRequest
+	(*UpgradeSystemResponse)(nil),     // 25: garboard.v1.UpgradeSystemResponse
+	(*RollbackSystemRequest)(nil),     // 26: garboard.v1.RollbackSystemRequest
+	(*RollbackSystemResponse)(nil),    // 27: garboard.v1.RollbackSystemResponse
+	(*ResetRequest)(nil),              // 28: garboard.v1.ResetRequest
+	(*ResetResponse)(nil),             // 29: garboard.v1.ResetResponse
+	(*UpgradeKubernetesRequest)(nil),  // 30: garboard.v1.UpgradeKubernetesRequest
+	(*UpgradeKubernetesResponse)(nil), // 31: garboard.v1.UpgradeKubernetesResponse
+	(*ConvertKubernetesRequest)(nil),  // 32: garboard.v1.ConvertKubernetesRequest
+	(*ConvertKubernetesResponse)(nil), // 33: garboard.v1.ConvertKubernetesResponse
+	(*RotateCARequest)(nil),           // 34: garboard.v1.RotateCARequest
+	(*RotateCAResponse)(nil),          // 35: garboard.v1.RotateCAResponse
+	(*ReaddressRequest)(nil),          // 36: garboard.v1.ReaddressRequest
+	(*ReaddressResponse)(nil),         // 37: garboard.v1.ReaddressResponse
+	(*SetEndpointRequest)(nil),        // 38: garboard.v1.SetEndpointRequest
+	(*SetEndpointResponse)(nil),       // 39: garboard.v1.SetEndpointResponse
+	(*timestamppb.Timestamp)(nil),     // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
 }
 var file_garboard_v1_operation_proto_depIdxs = []int32{
 	0,  // 0: garboard.v1.Operation.state:type_name -> garboard.v1.Operation.State
-	18, // 1: garboard.v1.Operation.began:type_name -> google.protobuf.Timestamp
-	18, // 2: garboard.v1.Operation.ended:type_name -> google.protobuf.Timestamp
+	40, // 1: garboard.v1.Operation.began:type_name -> google.protobuf.Timestamp
+	40, // 2: garboard.v1.Operation.ended:type_name -> google.protobuf.Timestamp
 	4,  // 3: garboard.v1.Operation.steps:type_name -> garboard.v1.OperationStep
 	6,  // 4: garboard.v1.Operation.question:type_name -> garboard.v1.OperationQuestion
 	1,  // 5: garboard.v1.OperationStep.state:type_name -> garboard.v1.OperationStep.State
-	19, // 6: garboard.v1.OperationStep.deadline:type_name -> google.protobuf.Duration
-	18, // 7: garboard.v1.OperationStep.began:type_name -> google.protobuf.Timestamp
-	18, // 8: garboard.v1.OperationStep.ended:type_name -> google.protobuf.Timestamp
+	41, // 6: garboard.v1.OperationStep.deadline:type_name -> google.protobuf.Duration
+	40, // 7: garboard.v1.OperationStep.began:type_name -> google.protobuf.Timestamp
+	40, // 8: garboard.v1.OperationStep.ended:type_name -> google.protobuf.Timestamp
 	5,  // 9: garboard.v1.OperationStep.parts:type_name -> garboard.v1.OperationPart
 	1,  // 10: garboard.v1.OperationPart.state:type_name -> garboard.v1.OperationStep.State
-	18, // 11: garboard.v1.OperationPart.began:type_name -> google.protobuf.Timestamp
-	18, // 12: garboard.v1.OperationPart.ended:type_name -> google.protobuf.Timestamp
-	18, // 13: garboard.v1.OperationQuestion.since:type_name -> google.protobuf.Timestamp
-	19, // 14: garboard.v1.OperationQuestion.timeout:type_name -> google.protobuf.Duration
-	18, // 15: garboard.v1.OperationEvent.time:type_name -> google.protobuf.Timestamp
+	40, // 11: garboard.v1.OperationPart.began:type_name -> google.protobuf.Timestamp
+	40, // 12: garboard.v1.OperationPart.ended:type_name -> google.protobuf.Timestamp
+	40, // 13: garboard.v1.OperationQuestion.since:type_name -> google.protobuf.Timestamp
+	41, // 14: garboard.v1.OperationQuestion.timeout:type_name -> google.protobuf.Duration
+	40, // 15: garboard.v1.OperationEvent.time:type_name -> google.protobuf.Timestamp
 	2,  // 16: garboard.v1.OperationEvent.kind:type_name -> garboard.v1.OperationEvent.Kind
 	3,  // 17: garboard.v1.ListOperationsResponse.operations:type_name -> garboard.v1.Operation
 	3,  // 18: garboard.v1.OperationUpdate.operation:type_name -> garboard.v1.Operation
 	7,  // 19: garboard.v1.OperationUpdate.events:type_name -> garboard.v1.OperationEvent
 	3,  // 20: garboard.v1.TakeOverOperationResponse.operation:type_name -> garboard.v1.Operation
-	8,  // 21: garboard.v1.OperationService.List:input_type -> garboard.v1.ListOperationsRequest
-	10, // 22: garboard.v1.OperationService.Watch:input_type -> garboard.v1.WatchOperationRequest
-	12, // 23: garboard.v1.OperationService.Answer:input_type -> garboard.v1.AnswerOperationRequest
-	14, // 24: garboard.v1.OperationService.Abort:input_type -> garboard.v1.AbortOperationRequest
-	16, // 25: garboard.v1.OperationService.TakeOver:input_type -> garboard.v1.TakeOverOperationRequest
-	9,  // 26: garboard.v1.OperationService.List:output_type -> garboard.v1.ListOperationsResponse
-	11, // 27: garboard.v1.OperationService.Watch:output_type -> garboard.v1.OperationUpdate
-	13, // 28: garboard.v1.OperationService.Answer:output_type -> garboard.v1.AnswerOperationResponse
-	15, // 29: garboard.v1.OperationService.Abort:output_type -> garboard.v1.AbortOperationResponse
-	17, // 30: garboard.v1.OperationService.TakeOver:output_type -> garboard.v1.TakeOverOperationResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	41, // 21: garboard.v1.RebootRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 22: garboard.v1.RebootResponse.operation:type_name -> garboard.v1.Operation
+	41, // 23: garboard.v1.ShutdownRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 24: garboard.v1.ShutdownResponse.operation:type_name -> garboard.v1.Operation
+	41, // 25: garboard.v1.InstallSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 26: garboard.v1.InstallSystemResponse.operation:type_name -> garboard.v1.Operation
+	41, // 27: garboard.v1.UpgradeSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 28: garboard.v1.UpgradeSystemResponse.operation:type_name -> garboard.v1.Operation
+	41, // 29: garboard.v1.RollbackSystemRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 30: garboard.v1.RollbackSystemResponse.operation:type_name -> garboard.v1.Operation
+	41, // 31: garboard.v1.ResetRequest.drain_timeout:type_name -> google.protobuf.Duration
+	3,  // 32: garboard.v1.ResetResponse.operation:type_name -> garboard.v1.Operation
+	3,  // 33: garboard.v1.UpgradeKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	3,  // 34: garboard.v1.ConvertKubernetesResponse.operation:type_name -> garboard.v1.Operation
+	3,  // 35: garboard.v1.RotateCAResponse.operation:type_name -> garboard.v1.Operation
+	3,  // 36: garboard.v1.ReaddressResponse.operation:type_name -> garboard.v1.Operation
+	3,  // 37: garboard.v1.SetEndpointResponse.operation:type_name -> garboard.v1.Operation
+	8,  // 38: garboard.v1.OperationService.List:input_type -> garboard.v1.ListOperationsRequest
+	10, // 39: garboard.v1.OperationService.Watch:input_type -> garboard.v1.WatchOperationRequest
+	12, // 40: garboard.v1.OperationService.Answer:input_type -> garboard.v1.AnswerOperationRequest
+	14, // 41: garboard.v1.OperationService.Abort:input_type -> garboard.v1.AbortOperationRequest
+	16, // 42: garboard.v1.OperationService.TakeOver:input_type -> garboard.v1.TakeOverOperationRequest
+	18, // 43: garboard.v1.OperationService.Reboot:input_type -> garboard.v1.RebootRequest
+	20, // 44: garboard.v1.OperationService.Shutdown:input_type -> garboard.v1.ShutdownRequest
+	22, // 45: garboard.v1.OperationService.InstallSystem:input_type -> garboard.v1.InstallSystemRequest
+	24, // 46: garboard.v1.OperationService.UpgradeSystem:input_type -> garboard.v1.UpgradeSystemRequest
+	26, // 47: garboard.v1.OperationService.RollbackSystem:input_type -> garboard.v1.RollbackSystemRequest
+	28, // 48: garboard.v1.OperationService.Reset:input_type -> garboard.v1.ResetRequest
+	30, // 49: garboard.v1.OperationService.UpgradeKubernetes:input_type -> garboard.v1.UpgradeKubernetesRequest
+	32, // 50: garboard.v1.OperationService.ConvertKubernetes:input_type -> garboard.v1.ConvertKubernetesRequest
+	34, // 51: garboard.v1.OperationService.RotateCA:input_type -> garboard.v1.RotateCARequest
+	36, // 52: garboard.v1.OperationService.Readdress:input_type -> garboard.v1.ReaddressRequest
+	38, // 53: garboard.v1.OperationService.SetEndpoint:input_type -> garboard.v1.SetEndpointRequest
+	9,  // 54: garboard.v1.OperationService.List:output_type -> garboard.v1.ListOperationsResponse
+	11, // 55: garboard.v1.OperationService.Watch:output_type -> garboard.v1.OperationUpdate
+	13, // 56: garboard.v1.OperationService.Answer:output_type -> garboard.v1.AnswerOperationResponse
+	15, // 57: garboard.v1.OperationService.Abort:output_type -> garboard.v1.AbortOperationResponse
+	17, // 58: garboard.v1.OperationService.TakeOver:output_type -> garboard.v1.TakeOverOperationResponse
+	19, // 59: garboard.v1.OperationService.Reboot:output_type -> garboard.v1.RebootResponse
+	21, // 60: garboard.v1.OperationService.Shutdown:output_type -> garboard.v1.ShutdownResponse
+	23, // 61: garboard.v1.OperationService.InstallSystem:output_type -> garboard.v1.InstallSystemResponse
+	25, // 62: garboard.v1.OperationService.UpgradeSystem:output_type -> garboard.v1.UpgradeSystemResponse
+	27, // 63: garboard.v1.OperationService.RollbackSystem:output_type -> garboard.v1.RollbackSystemResponse
+	29, // 64: garboard.v1.OperationService.Reset:output_type -> garboard.v1.ResetResponse
+	31, // 65: garboard.v1.OperationService.UpgradeKubernetes:output_type -> garboard.v1.UpgradeKubernetesResponse
+	33, // 66: garboard.v1.OperationService.ConvertKubernetes:output_type -> garboard.v1.ConvertKubernetesResponse
+	35, // 67: garboard.v1.OperationService.RotateCA:output_type -> garboard.v1.RotateCAResponse
+	37, // 68: garboard.v1.OperationService.Readdress:output_type -> garboard.v1.ReaddressResponse
+	39, // 69: garboard.v1.OperationService.SetEndpoint:output_type -> garboard.v1.SetEndpointResponse
+	54, // [54:70] is the sub-list for method output_type
+	38, // [38:54] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_garboard_v1_operation_proto_init() }
@@ -1459,7 +2954,7 @@ func file_garboard_v1_operation_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_operation_proto_rawDesc), len(file_garboard_v1_operation_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   15,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -81,6 +81,14 @@ var file_garboard_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "garboard/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50008,
+		Name:          "garboard.v1.former",
+		Tag:           "bytes,50008,opt,name=former",
+		Filename:      "garboard/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.ServiceOptions)(nil),
 		ExtensionType: (*string)(nil),
 		Field:         50001,
@@ -125,6 +133,11 @@ var (
 	//
 	// optional bool locked = 50007;
 	E_Locked = &file_garboard_v1_options_proto_extTypes[6]
+	// The procedure that the method was in the former release. For one release, nodes answer it as the method, and clients
+	// ask nodes of the former release by it. Not for methods that receive a stream: its messages can't be sent twice.
+	//
+	// optional string former = 50008;
+	E_Former = &file_garboard_v1_options_proto_extTypes[7]
 )
 
 // Extension fields to descriptorpb.ServiceOptions.
@@ -133,7 +146,7 @@ var (
 	// of the machine API, and can't be reached through it.
 	//
 	// optional string served_by = 50001;
-	E_ServedBy = &file_garboard_v1_options_proto_extTypes[7]
+	E_ServedBy = &file_garboard_v1_options_proto_extTypes[8]
 )
 
 var File_garboard_v1_options_proto protoreflect.FileDescriptor
@@ -148,7 +161,8 @@ const file_garboard_v1_options_proto_rawDesc = "" +
 	"upload_mib\x12\x1e.google.protobuf.MethodOptions\x18Ԇ\x03 \x01(\rR\tuploadMib:4\n" +
 	"\x04peer\x12\x1e.google.protobuf.MethodOptions\x18Ն\x03 \x01(\bR\x04peer:>\n" +
 	"\tdiscloses\x12\x1e.google.protobuf.MethodOptions\x18ֆ\x03 \x01(\bR\tdiscloses:8\n" +
-	"\x06locked\x12\x1e.google.protobuf.MethodOptions\x18׆\x03 \x01(\bR\x06locked:>\n" +
+	"\x06locked\x12\x1e.google.protobuf.MethodOptions\x18׆\x03 \x01(\bR\x06locked:8\n" +
+	"\x06former\x12\x1e.google.protobuf.MethodOptions\x18؆\x03 \x01(\tR\x06former:>\n" +
 	"\tserved_by\x12\x1f.google.protobuf.ServiceOptions\x18ц\x03 \x01(\tR\bservedByB0Z.github.com/garboard-os/garboard/api/garboardv1b\x06proto3"
 
 var file_garboard_v1_options_proto_goTypes = []any{
@@ -163,11 +177,12 @@ var file_garboard_v1_options_proto_depIdxs = []int32{
 	0, // 4: garboard.v1.peer:extendee -> google.protobuf.MethodOptions
 	0, // 5: garboard.v1.discloses:extendee -> google.protobuf.MethodOptions
 	0, // 6: garboard.v1.locked:extendee -> google.protobuf.MethodOptions
-	1, // 7: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	0, // [0:8] is the sub-list for extension extendee
+	0, // 7: garboard.v1.former:extendee -> google.protobuf.MethodOptions
+	1, // 8: garboard.v1.served_by:extendee -> google.protobuf.ServiceOptions
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	0, // [0:9] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -183,7 +198,7 @@ func file_garboard_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_garboard_v1_options_proto_rawDesc), len(file_garboard_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 8,
+			NumExtensions: 9,
 			NumServices:   0,
 		},
 		GoTypes:           file_garboard_v1_options_proto_goTypes,

@@ -181,7 +181,7 @@ func (m machines) apply(ctx context.Context, n qemu.Node, r *apiv1.ApplyConfigRe
 // reboot reboots a node at once: the quorum of etcd is lost in any case.
 func (m machines) reboot(ctx context.Context, n qemu.Node) error {
 	return m.call(ctx, n, answerBudget, func(ctx context.Context, c *client.Client) error {
-		_, err := c.Node.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{Force: true, KeepPods: true}))
+		_, err := c.Operation.Reboot(ctx, connect.NewRequest(&apiv1.RebootRequest{Force: true, KeepPods: true}))
 		return err
 	})
 }

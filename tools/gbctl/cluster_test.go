@@ -193,6 +193,8 @@ func (n *node) handler() http.Handler {
 	mux.Handle(garboardv1connect.NewFileServiceHandler(fileService{node: n}))
 	mux.Handle(garboardv1connect.NewLogServiceHandler(logService{node: n}))
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(nodeService{node: n}))
+	mux.Handle(garboardv1connect.NewImageServiceHandler(imageService{}))
+	mux.Handle(garboardv1connect.NewAccessServiceHandler(accessService{node: n}))
 	mux.Handle(garboardv1connect.NewResourceServiceHandler(resourceService{node: n}))
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(etcdService{node: n}))
 	mux.Handle(garboardv1connect.NewOperationServiceHandler(n.operations))

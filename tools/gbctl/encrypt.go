@@ -22,7 +22,7 @@ var encryptions = []struct {
 	{boot.LabelEphemeral, restart{
 		use: "encrypt", now: "wipes EPHEMERAL and restarts", back: "is back and healthy", budget: proveBudget,
 		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.Reset, &apiv1.ResetRequest{
+			return starting(operationAPI.Reset, &apiv1.ResetRequest{
 				SystemLabelsToWipe: []string{boot.LabelEphemeral}, Reboot: true, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 			})
 		},
@@ -30,7 +30,7 @@ var encryptions = []struct {
 	{boot.LabelState, restart{
 		use: "encrypt", now: "restarts, and encrypts STATE", back: "is back and healthy", budget: restartBudget,
 		start: func(f powerFlags) question[*apiv1.Operation] {
-			return starting(nodeAPI.Reboot, &apiv1.RebootRequest{EncryptState: true, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun})
+			return starting(operationAPI.Reboot, &apiv1.RebootRequest{EncryptState: true, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun})
 		},
 	}},
 }

@@ -29,7 +29,7 @@ func (a *app) removeImagesCommand() *cobra.Command {
 	r := &apiv1.RemoveImagesRequest{}
 	cmd := command("rm IMAGE...", func(cmd *cobra.Command, args []string) error {
 		r.Images = args
-		return printEach(cmd.Context(), a, asking(ofNode, nodeAPI.RemoveImages, r), func(m *apiv1.RemoveImagesResponse) []string {
+		return printEach(cmd.Context(), a, asking(ofImage, imageAPI.Remove, r), func(m *apiv1.RemoveImagesResponse) []string {
 			return ofEach(m.Removed, func(name string) string { return "removed " + name })
 		})
 	})
@@ -55,7 +55,7 @@ func (a *app) pullImageCommand() *cobra.Command {
 func (a *app) pullImage(ctx context.Context, c *client.Client, r *apiv1.PullImageRequest) error {
 	bar := a.progressBar()
 	defer bar.end()
-	return client.Receive(ctx, c.Node.PullImage, r, func(p *apiv1.PullImageProgress) error {
+	return client.Receive(ctx, c.Image.Pull, r, func(p *apiv1.PullImageProgress) error {
 		if p.Digest != "" {
 			bar.end()
 			fmt.Fprintf(a.out, "%s: %s %s\n", c.Name, r.Image, oneLine(p.Digest))
@@ -68,7 +68,7 @@ func (a *app) pullImage(ctx context.Context, c *client.Client, r *apiv1.PullImag
 
 func (a *app) images(ctx context.Context, r *apiv1.ImagesRequest) error {
 	head := []string{"NAMESPACE", "NAME", "DIGEST", "SIZE", "CREATED"}
-	return list(ctx, a, head, asking(ofNode, nodeAPI.Images, r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
+	return list(ctx, a, head, asking(ofImage, imageAPI.List, r), rowsOf((*apiv1.ImagesResponse).GetImages, func(i *apiv1.ContainerImage) []string {
 		created := ""
 		if i.Created != nil {
 			created = i.Created.AsTime().UTC().Format("2006-01-02 15:04")

@@ -125,7 +125,7 @@ func (a *app) verifyImagesCommand() *cobra.Command {
 
 func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) error {
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.ImageCheck, error) {
-		return receiveAll(ctx, c.Node.CheckImages, r)
+		return receiveAll(ctx, c.Image.Check, r)
 	})
 	var rows [][]string
 	var documents []*yaml.Node

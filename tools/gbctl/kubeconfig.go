@@ -113,7 +113,7 @@ func (a *app) fetchKubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest)
 	errs := make([]error, len(nodes))
 	for i, node := range nodes {
 		errs[i] = a.withClient(ctx, node, a.limited(func(ctx context.Context, n *client.Client) error {
-			m, err := client.Unary(ctx, n.Node.Kubeconfig, who)
+			m, err := client.Unary(ctx, n.Access.Kubeconfig, who)
 			if err == nil {
 				text = m.Kubeconfig
 			}

@@ -43,7 +43,7 @@ func (a *app) unlessRunning(name string, dryRun bool, start question[*apiv1.Oper
 
 func (a *app) upgradeK8sCommand() *cobra.Command {
 	r := &apiv1.UpgradeKubernetesRequest{}
-	cmd := a.clusterOperation("upgrade-k8s", &r.DryRun, starting(nodeAPI.UpgradeKubernetes, r))
+	cmd := a.clusterOperation("upgrade-k8s", &r.DryRun, starting(operationAPI.UpgradeKubernetes, r))
 	f := cmd.Flags()
 	f.StringVar(&r.From, "from", "", "the present version, such as 1.36.3 (default: the version of the cluster)")
 	f.StringVar(&r.To, "to", "", "the new version, such as 1.37.2; required")
@@ -56,7 +56,7 @@ func (a *app) upgradeK8sCommand() *cobra.Command {
 
 func (a *app) convertK8sCommand() *cobra.Command {
 	r := &apiv1.ConvertKubernetesRequest{}
-	cmd := a.clusterOperation("convert-k8s", &r.DryRun, starting(nodeAPI.ConvertKubernetes, r))
+	cmd := a.clusterOperation("convert-k8s", &r.DryRun, starting(operationAPI.ConvertKubernetes, r))
 	f := cmd.Flags()
 	f.BoolVarP(&r.Yes, "yes", "y", false, "answer all questions with yes")
 	f.BoolVar(&r.RemoveCheckpoints, "remove-checkpoints", false, "don't wait 5 minutes for pod-checkpointer to remove its checkpoints: the nodes remove them")
@@ -67,7 +67,7 @@ func (a *app) convertK8sCommand() *cobra.Command {
 
 func (a *app) setEndpointCommand() *cobra.Command {
 	r := &apiv1.SetEndpointRequest{}
-	cmd := a.clusterOperation("set-endpoint", &r.DryRun, starting(nodeAPI.SetEndpoint, r))
+	cmd := a.clusterOperation("set-endpoint", &r.DryRun, starting(operationAPI.SetEndpoint, r))
 	change := cmd.RunE
 	cmd.Use, cmd.RunE = "set-endpoint URL", func(cmd *cobra.Command, args []string) error {
 		r.Endpoint = args[0]

@@ -16,7 +16,6 @@ import (
 
 // listing has operations and starts another one.
 type listing struct {
-	garboardv1connect.UnimplementedNodeServiceHandler
 	garboardv1connect.UnimplementedOperationServiceHandler
 	all []*apiv1.Operation
 }
@@ -53,10 +52,9 @@ func TestS303TheSameCommandFollows(t *testing.T) {
 			t.Parallel()
 			l := &listing{all: c.all}
 			mux := http.NewServeMux()
-			mux.Handle(garboardv1connect.NewNodeServiceHandler(l))
 			mux.Handle(garboardv1connect.NewOperationServiceHandler(l))
 			a := liveNodes(t, map[string]http.Handler{"10.5.0.2": mux})
-			start := a.unlessRunning("convert-k8s", false, starting(nodeAPI.ConvertKubernetes, &apiv1.ConvertKubernetesRequest{}))
+			start := a.unlessRunning("convert-k8s", false, starting(operationAPI.ConvertKubernetes, &apiv1.ConvertKubernetesRequest{}))
 			err := a.withClient(t.Context(), "10.5.0.2", func(ctx context.Context, n *client.Client) error {
 				o, err := start(ctx, n)
 				if o.GetId() != c.want {

@@ -23,6 +23,15 @@ type nodeService struct {
 	node *node
 }
 
+type imageService struct {
+	garboardv1connect.UnimplementedImageServiceHandler
+}
+
+type accessService struct {
+	garboardv1connect.UnimplementedAccessServiceHandler
+	node *node
+}
+
 func (s nodeService) Version(ctx context.Context, _ *connect.Request[apiv1.VersionRequest]) (*connect.Response[apiv1.VersionResponse], error) {
 	if s.node.is("slow") {
 		select {
@@ -71,7 +80,7 @@ func (s nodeService) Status(context.Context, *connect.Request[apiv1.NodeStatusRe
 	return answerWith(m)
 }
 
-func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
+func (s *operationService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
 	mood := "rebooting"
 	if s.node.is("notready") || s.node.is("unserved") {
 		mood += " unready"
@@ -80,13 +89,13 @@ func (s nodeService) Reboot(_ context.Context, r *connect.Request[apiv1.RebootRe
 	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
-func (s nodeService) Shutdown(_ context.Context, r *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
+func (s *operationService) Shutdown(_ context.Context, r *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
 	o, err := s.node.operate("shutdown", "off", r.Msg.DryRun)
 	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
 // Reset is refused by a node that is the last member of etcd, unless it is forced.
-func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
+func (s *operationService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
 	if s.node.is("last") && !r.Msg.Force {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("reset: remove etcd member n1 (8e9e): it is the last voting member"))
 	}
@@ -107,10 +116,10 @@ func (s nodeService) Reset(_ context.Context, r *connect.Request[apiv1.ResetRequ
 
 // UpgradeSystem of a node that is told to be "sick", or where Kubernetes won't serve with the new system ("unserved"),
 // ends with the former system.
-func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
+func (s *operationService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
 	m := r.Msg
 	if m.Wipe && (m.Force || m.Stage) {
-		return replay[apiv1.UpgradeSystemResponse]("NodeService/UpgradeSystem", m)
+		return replay[apiv1.UpgradeSystemResponse]("OperationService/UpgradeSystem", m)
 	}
 	reverts := ""
 	if s.node.is("sick") && !m.DryRun {
@@ -133,7 +142,7 @@ func (s nodeService) UpgradeSystem(_ context.Context, r *connect.Request[apiv1.U
 }
 
 // RollbackSystem is refused by a node whose other system isn't good ("bad").
-func (s nodeService) RollbackSystem(_ context.Context, r *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
+func (s *operationService) RollbackSystem(_ context.Context, r *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
 	if s.node.is("bad") {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("roll back to slot B: it is empty"))
 	}
@@ -141,7 +150,7 @@ func (s nodeService) RollbackSystem(_ context.Context, r *connect.Request[apiv1.
 	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
 }
 
-func (s nodeService) InstallSystem(_ context.Context, r *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
+func (s *operationService) InstallSystem(_ context.Context, r *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
 	o, err := s.node.operate("install", "rebooting", r.Msg.DryRun)
 	if err != nil {
 		return nil, err
@@ -216,20 +225,20 @@ func (nodeService) Containers(_ context.Context, r *connect.Request[apiv1.Contai
 	}})
 }
 
-func (nodeService) Images(context.Context, *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
+func (imageService) List(context.Context, *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
 	return answerWith(&apiv1.ImagesResponse{Images: []*apiv1.ContainerImage{
 		{Namespace: "system", Name: "registry.k8s.io/etcd:3.6.8-0", Digest: "sha256:0123456789abcdef0123456789abcdef", Size: 60 << 20, Created: at(time.Minute)},
 	}})
 }
 
-func (nodeService) RemoveImages(_ context.Context, r *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
+func (imageService) Remove(_ context.Context, r *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
 	if !r.Msg.Kubernetes {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("image in use: %s, by container etcd", r.Msg.Images[0]))
 	}
 	return answerWith(&apiv1.RemoveImagesResponse{Removed: r.Msg.Images})
 }
 
-func (nodeService) PullImage(_ context.Context, r *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
+func (imageService) Pull(_ context.Context, r *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
 	if r.Msg.Image == "missing:1" {
 		return connect.NewError(connect.CodeNotFound, errors.New("pull image missing:1: not found"))
 	}
@@ -241,7 +250,7 @@ func (nodeService) PullImage(_ context.Context, r *connect.Request[apiv1.PullIma
 	return nil
 }
 
-func (nodeService) CheckImages(_ context.Context, r *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
+func (imageService) Check(_ context.Context, r *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
 	for _, image := range append([]string{"registry.k8s.io/etcd:3.6.8-0"}, r.Msg.Images...) {
 		check := &apiv1.ImageCheck{Image: image, Digest: "sha256:0123456789abcdef0123456789abcdef", Here: image == "registry.k8s.io/etcd:3.6.8-0"}
 		if image == "missing:1" {
@@ -277,7 +286,7 @@ func kubeClient(who config.Access) (string, error) {
 }
 
 // Kubeconfig of a node that is "old" knows one administrator only.
-func (s nodeService) Kubeconfig(_ context.Context, r *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+func (s accessService) Kubeconfig(_ context.Context, r *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
 	if s.node.kind != "controlplane" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("a worker doesn't hold the cluster's authority: ask a control plane"))
 	}
@@ -316,14 +325,14 @@ current-context: $USER@home
 }
 
 // CreateToken makes one that is the same in each test.
-func (s nodeService) CreateToken(_ context.Context, r *connect.Request[apiv1.CreateTokenRequest]) (*connect.Response[apiv1.CreateTokenResponse], error) {
+func (s accessService) CreateToken(_ context.Context, r *connect.Request[apiv1.CreateTokenRequest]) (*connect.Response[apiv1.CreateTokenResponse], error) {
 	if s.node.is("alone") {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("create /v1/Secret/bootstrap-token-q9pyzr: connection refused"))
 	}
 	return answerWith(&apiv1.CreateTokenResponse{Token: "q9pyzr.0123456789abcdef", Ends: timestamppb.New(time.Now().Add(r.Msg.Ttl.AsDuration()))})
 }
 
-func (nodeService) ListTokens(context.Context, *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
+func (accessService) ListTokens(context.Context, *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
 	return answerWith(&apiv1.ListTokensResponse{Tokens: []*apiv1.JoinToken{
 		{Id: "aaaaaa", Ends: timestamppb.New(time.Date(2126, 1, 2, 3, 4, 5, 0, time.UTC)), Description: "rack 4\x1b"},
 		{Id: "bbbbbb", Description: "cluster.token of this node"},
@@ -331,7 +340,7 @@ func (nodeService) ListTokens(context.Context, *connect.Request[apiv1.ListTokens
 	}})
 }
 
-func (nodeService) RevokeToken(_ context.Context, r *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
+func (accessService) RevokeToken(_ context.Context, r *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
 	return answerWith(&apiv1.RevokeTokenResponse{Message: fmt.Sprintf("token %s ends after %s", r.Msg.Id, r.Msg.After.AsDuration())})
 }
 

@@ -66,27 +66,27 @@ type restart struct {
 
 var restarts = []restart{
 	{use: "reboot", now: "reboots now", back: "is back and healthy", budget: restartBudget, start: func(f powerFlags) question[*apiv1.Operation] {
-		return starting(nodeAPI.Reboot, &apiv1.RebootRequest{
+		return starting(operationAPI.Reboot, &apiv1.RebootRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
 	{use: "upgrade", now: "restarts with the new system", back: "is back and healthy with the new system", budget: proveBudget, wait: true, image: true, stage: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
-		return starting(nodeAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
+		return starting(operationAPI.UpgradeSystem, &apiv1.UpgradeSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, Stage: f.stage, Wipe: !f.preserve, AllowOlder: f.older,
 		})
 	}},
 	{use: "rollback", now: "restarts with the other system", back: "is back and healthy with the other system", budget: proveBudget, wait: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
-		return starting(nodeAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
+		return starting(operationAPI.RollbackSystem, &apiv1.RollbackSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},
 	{use: "install", now: "restarts from its disk", back: "is back and healthy, and runs from its disk", budget: proveBudget, wait: true, image: true, proves: true, start: func(f powerFlags) question[*apiv1.Operation] {
-		return starting(nodeAPI.InstallSystem, &apiv1.InstallSystemRequest{
+		return starting(operationAPI.InstallSystem, &apiv1.InstallSystemRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun, Image: f.image, AllowOlder: f.older,
 		})
 	}},
 	{use: "shutdown", now: "powers off now", budget: stopBudget, off: true, start: func(f powerFlags) question[*apiv1.Operation] {
-		return starting(nodeAPI.Shutdown, &apiv1.ShutdownRequest{
+		return starting(operationAPI.Shutdown, &apiv1.ShutdownRequest{
 			Force: f.force, KeepPods: !f.drain, DrainTimeout: durationpb.New(f.drainTimeout), DryRun: f.dryRun,
 		})
 	}},

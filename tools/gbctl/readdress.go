@@ -45,7 +45,7 @@ func (a *app) readdressCommand() *cobra.Command {
 func (a *app) readdress(ctx context.Context, node string, r *apiv1.ReaddressRequest) error {
 	var id string
 	err := a.withClient(ctx, node, func(ctx context.Context, c *client.Client) error {
-		o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(readdress, r.DryRun, starting(nodeAPI.Readdress, r)))
+		o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(readdress, r.DryRun, starting(operationAPI.Readdress, r)))
 		id = o.GetId()
 		return err
 	})

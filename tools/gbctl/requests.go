@@ -16,8 +16,10 @@ import (
 // The services of the machine API. Their methods are arguments of asking and streamLines, together with the function
 // below that returns the service of a client.
 type (
+	accessAPI    = garboardv1connect.AccessServiceClient
 	configAPI    = garboardv1connect.ConfigServiceClient
 	etcdAPI      = garboardv1connect.EtcdServiceClient
+	imageAPI     = garboardv1connect.ImageServiceClient
 	logAPI       = garboardv1connect.LogServiceClient
 	nodeAPI      = garboardv1connect.NodeServiceClient
 	operationAPI = garboardv1connect.OperationServiceClient
@@ -25,8 +27,10 @@ type (
 	serviceAPI   = garboardv1connect.ServiceServiceClient
 )
 
+func ofAccess(c *client.Client) accessAPI       { return c.Access }
 func ofConfig(c *client.Client) configAPI       { return c.Config }
 func ofEtcd(c *client.Client) etcdAPI           { return c.Etcd }
+func ofImage(c *client.Client) imageAPI         { return c.Image }
 func ofLog(c *client.Client) logAPI             { return c.Log }
 func ofNode(c *client.Client) nodeAPI           { return c.Node }
 func ofOperation(c *client.Client) operationAPI { return c.Operation }
@@ -60,9 +64,9 @@ func receiveAll[Q, T any](ctx context.Context, open func(context.Context, *conne
 func starting[Q, A any, P interface {
 	*A
 	GetOperation() *apiv1.Operation
-}](method func(nodeAPI, context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q) question[*apiv1.Operation] {
+}](method func(operationAPI, context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q) question[*apiv1.Operation] {
 	return func(ctx context.Context, c *client.Client) (*apiv1.Operation, error) {
-		answer, err := asking(ofNode, method, request)(ctx, c)
+		answer, err := asking(ofOperation, method, request)(ctx, c)
 		return P(answer).GetOperation(), err
 	}
 }

@@ -69,7 +69,7 @@ func (a *app) resetCommand() *cobra.Command {
 }
 
 func (a *app) reset(ctx context.Context, n *client.Client, r *apiv1.ResetRequest) error {
-	_, err := a.begin(ctx, n, r.DryRun, starting(nodeAPI.Reset, r))
+	_, err := a.begin(ctx, n, r.DryRun, starting(operationAPI.Reset, r))
 	if err != nil || r.DryRun {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 
 // resetNode counts the resets that it is asked for, and refuses them.
 type resetNode struct {
-	garboardv1connect.UnimplementedNodeServiceHandler
+	garboardv1connect.UnimplementedOperationServiceHandler
 	asked atomic.Int32
 }
 
@@ -33,7 +33,7 @@ func (n *resetNode) Reset(context.Context, *connect.Request[apiv1.ResetRequest])
 func TestS012Reset(t *testing.T) {
 	node := &resetNode{}
 	mux := http.NewServeMux()
-	mux.Handle(garboardv1connect.NewNodeServiceHandler(node))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(node))
 	a := liveNodes(t, map[string]http.Handler{"10.5.0.2": mux})
 	config := &client.Config{Context: "x", Contexts: map[string]*client.Context{"x": a.loaded}}
 	path := filepath.Join(t.TempDir(), "garboardconfig")

@@ -58,7 +58,7 @@ func (a *app) rotateCACommand() *cobra.Command {
 // rotate starts the operation, or follows one that runs, and keeps the credentials of this
 // user valid.
 func (a *app) rotate(ctx context.Context, c *client.Client, r *apiv1.RotateCARequest, yes bool) error {
-	o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(rotateCA, r.DryRun, starting(nodeAPI.RotateCA, r)))
+	o, err := a.started(ctx, c, r.DryRun, a.unlessRunning(rotateCA, r.DryRun, starting(operationAPI.RotateCA, r)))
 	if o == nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (a *app) renew(ctx context.Context, c *client.Client) error {
 	if err != nil {
 		return err
 	}
-	m, err := client.Unary(ctx, c.Node.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
+	m, err := client.Unary(ctx, c.Access.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (a *app) restoreFormer() error {
 // renewKubeconfig replaces the entries of the cluster in the user's kubeconfig, if there are
 // any. The current context stays.
 func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
-	m, err := client.Unary(ctx, c.Node.Kubeconfig, &apiv1.KubeconfigRequest{})
+	m, err := client.Unary(ctx, c.Access.Kubeconfig, &apiv1.KubeconfigRequest{})
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ import (
 type rotating struct {
 	garboardv1connect.UnimplementedNodeServiceHandler
 	garboardv1connect.UnimplementedOperationServiceHandler
+	garboardv1connect.UnimplementedAccessServiceHandler
 	path    string // of the client configuration
 	fails   bool   // the operation is undone after the answer
 	serving []byte // the authority of its own certificate
@@ -115,6 +116,7 @@ func TestRotateRenewsCredentials(t *testing.T) {
 			mux := http.NewServeMux()
 			mux.Handle(garboardv1connect.NewNodeServiceHandler(r))
 			mux.Handle(garboardv1connect.NewOperationServiceHandler(r))
+			mux.Handle(garboardv1connect.NewAccessServiceHandler(r))
 			a := liveNodes(t, map[string]http.Handler{"10.5.0.2": mux})
 			a.in, a.configPath = strings.NewReader(""), r.path
 			before := *a.loaded

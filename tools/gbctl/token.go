@@ -16,10 +16,10 @@ import (
 const tokenTTL = 24 * time.Hour
 
 func (a *app) tokenCommand() *cobra.Command {
-	list := listCommand(a, "list", []string{"ID", "ENDS", "DESCRIPTION"}, asking(ofNode, nodeAPI.ListTokens, &apiv1.ListTokensRequest{}), rowsOf((*apiv1.ListTokensResponse).GetTokens, tokenRow))
+	list := listCommand(a, "list", []string{"ID", "ENDS", "DESCRIPTION"}, asking(ofAccess, accessAPI.ListTokens, &apiv1.ListTokensRequest{}), rowsOf((*apiv1.ListTokensResponse).GetTokens, tokenRow))
 	r := &apiv1.RevokeTokenRequest{}
 	var after time.Duration
-	revoke := messageCommand(a, "revoke ID", &r.Id, asking(ofNode, nodeAPI.RevokeToken, r))
+	revoke := messageCommand(a, "revoke ID", &r.Id, asking(ofAccess, accessAPI.RevokeToken, r))
 	revoke.PreRun = func(*cobra.Command, []string) { r.After = durationpb.New(after) }
 	revoke.Flags().DurationVar(&after, "after", 0, "how long the token may still be used")
 	return group("token", a.tokenCreateCommand(), list, revoke)
@@ -48,7 +48,7 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 		}
 		r.Ttl = durationpb.New(ttl)
 		return a.one(cmd.Context(), "token create", func(ctx context.Context, c *client.Client) error {
-			m, err := client.Unary(ctx, c.Node.CreateToken, r)
+			m, err := client.Unary(ctx, c.Access.CreateToken, r)
 			if err != nil {
 				return err
 			}

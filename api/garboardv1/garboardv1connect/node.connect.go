@@ -53,15 +53,6 @@ const (
 	NodeServiceSetTimeProcedure = "/garboard.v1.NodeService/SetTime"
 	// NodeServiceContainersProcedure is the fully-qualified name of the NodeService's Containers RPC.
 	NodeServiceContainersProcedure = "/garboard.v1.NodeService/Containers"
-	// NodeServiceImagesProcedure is the fully-qualified name of the NodeService's Images RPC.
-	NodeServiceImagesProcedure = "/garboard.v1.NodeService/Images"
-	// NodeServiceRemoveImagesProcedure is the fully-qualified name of the NodeService's RemoveImages
-	// RPC.
-	NodeServiceRemoveImagesProcedure = "/garboard.v1.NodeService/RemoveImages"
-	// NodeServicePullImageProcedure is the fully-qualified name of the NodeService's PullImage RPC.
-	NodeServicePullImageProcedure = "/garboard.v1.NodeService/PullImage"
-	// NodeServiceCheckImagesProcedure is the fully-qualified name of the NodeService's CheckImages RPC.
-	NodeServiceCheckImagesProcedure = "/garboard.v1.NodeService/CheckImages"
 	// NodeServiceCheckNetworkProcedure is the fully-qualified name of the NodeService's CheckNetwork
 	// RPC.
 	NodeServiceCheckNetworkProcedure = "/garboard.v1.NodeService/CheckNetwork"
@@ -82,48 +73,10 @@ const (
 	NodeServiceAttestProcedure = "/garboard.v1.NodeService/Attest"
 	// NodeServiceBootChartProcedure is the fully-qualified name of the NodeService's BootChart RPC.
 	NodeServiceBootChartProcedure = "/garboard.v1.NodeService/BootChart"
-	// NodeServiceKubeconfigProcedure is the fully-qualified name of the NodeService's Kubeconfig RPC.
-	NodeServiceKubeconfigProcedure = "/garboard.v1.NodeService/Kubeconfig"
-	// NodeServiceCreateTokenProcedure is the fully-qualified name of the NodeService's CreateToken RPC.
-	NodeServiceCreateTokenProcedure = "/garboard.v1.NodeService/CreateToken"
-	// NodeServiceListTokensProcedure is the fully-qualified name of the NodeService's ListTokens RPC.
-	NodeServiceListTokensProcedure = "/garboard.v1.NodeService/ListTokens"
-	// NodeServiceRevokeTokenProcedure is the fully-qualified name of the NodeService's RevokeToken RPC.
-	NodeServiceRevokeTokenProcedure = "/garboard.v1.NodeService/RevokeToken"
 	// NodeServiceDiagnoseProcedure is the fully-qualified name of the NodeService's Diagnose RPC.
 	NodeServiceDiagnoseProcedure = "/garboard.v1.NodeService/Diagnose"
 	// NodeServiceMetricsProcedure is the fully-qualified name of the NodeService's Metrics RPC.
 	NodeServiceMetricsProcedure = "/garboard.v1.NodeService/Metrics"
-	// NodeServiceRebootProcedure is the fully-qualified name of the NodeService's Reboot RPC.
-	NodeServiceRebootProcedure = "/garboard.v1.NodeService/Reboot"
-	// NodeServiceShutdownProcedure is the fully-qualified name of the NodeService's Shutdown RPC.
-	NodeServiceShutdownProcedure = "/garboard.v1.NodeService/Shutdown"
-	// NodeServiceInstallSystemProcedure is the fully-qualified name of the NodeService's InstallSystem
-	// RPC.
-	NodeServiceInstallSystemProcedure = "/garboard.v1.NodeService/InstallSystem"
-	// NodeServiceUpgradeSystemProcedure is the fully-qualified name of the NodeService's UpgradeSystem
-	// RPC.
-	NodeServiceUpgradeSystemProcedure = "/garboard.v1.NodeService/UpgradeSystem"
-	// NodeServiceRollbackSystemProcedure is the fully-qualified name of the NodeService's
-	// RollbackSystem RPC.
-	NodeServiceRollbackSystemProcedure = "/garboard.v1.NodeService/RollbackSystem"
-	// NodeServiceResetProcedure is the fully-qualified name of the NodeService's Reset RPC.
-	NodeServiceResetProcedure = "/garboard.v1.NodeService/Reset"
-	// NodeServiceUpgradeKubernetesProcedure is the fully-qualified name of the NodeService's
-	// UpgradeKubernetes RPC.
-	NodeServiceUpgradeKubernetesProcedure = "/garboard.v1.NodeService/UpgradeKubernetes"
-	// NodeServiceConvertKubernetesProcedure is the fully-qualified name of the NodeService's
-	// ConvertKubernetes RPC.
-	NodeServiceConvertKubernetesProcedure = "/garboard.v1.NodeService/ConvertKubernetes"
-	// NodeServiceRotateCAProcedure is the fully-qualified name of the NodeService's RotateCA RPC.
-	NodeServiceRotateCAProcedure = "/garboard.v1.NodeService/RotateCA"
-	// NodeServiceReaddressProcedure is the fully-qualified name of the NodeService's Readdress RPC.
-	NodeServiceReaddressProcedure = "/garboard.v1.NodeService/Readdress"
-	// NodeServiceSetEndpointProcedure is the fully-qualified name of the NodeService's SetEndpoint RPC.
-	NodeServiceSetEndpointProcedure = "/garboard.v1.NodeService/SetEndpoint"
-	// NodeServiceClientCertificateProcedure is the fully-qualified name of the NodeService's
-	// ClientCertificate RPC.
-	NodeServiceClientCertificateProcedure = "/garboard.v1.NodeService/ClientCertificate"
 )
 
 // NodeServiceClient is a client for the garboard.v1.NodeService service.
@@ -143,16 +96,6 @@ type NodeServiceClient interface {
 	SetTime(context.Context, *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error)
 	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
-	// Images lists the images of containerd.
-	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
-	// RemoveImages removes images of containerd that nothing uses.
-	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
-	// PullImage pulls an image into containerd, unless it is there already, and streams
-	// the progress. The pull ends with the call, and after 15 minutes at the latest.
-	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error)
-	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
-	// signatures, and pulls nothing.
-	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error)
 	// CheckNetwork tries the way from the node to a host, layer by layer, and streams a step for
 	// each. It ends at the first step with an error. A step takes 5 seconds at most.
 	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest]) (*connect.ServerStreamForClient[garboardv1.NetworkStep], error)
@@ -172,56 +115,11 @@ type NodeServiceClient interface {
 	Attest(context.Context, *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
-	// cluster. It works only on control planes, also before Kubernetes is up.
-	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// CreateToken makes a token with which machines join. As the two below, it works
-	// only on control planes.
-	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
-	// ListTokens returns all tokens, without their secrets.
-	ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error)
-	// RevokeToken ends a token. Nodes that have joined with it go on.
-	RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
 	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
 	// on the same socket returns the same text.
 	Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error)
-	// Reboot starts an operation: the node is drained if other nodes can take its
-	// pods, all services are stopped in order, and the machine restarts.
-	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown starts the same operation as Reboot, but powers the machine off at the
-	// end.
-	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// InstallSystem starts an operation that writes a system to the disk, and restarts the
-	// machine from it. A machine whose disk has no system does it by itself if it can.
-	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
-	// UpgradeSystem starts an operation that writes a system to the slot that
-	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
-	// healthy within 10 minutes, or ends before, the machine boots the former one.
-	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
-	// RollbackSystem starts an operation that reboots the node into the other slot.
-	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
-	// Reset starts an operation that removes the node from its cluster and deletes
-	// its data.
-	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
-	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
-	// nodes of the cluster, up or down. Only a control plane does it.
-	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
-	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
-	// static pods, on all control planes. Only a control plane does it.
-	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
-	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
-	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
-	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
-	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
-	// its configuration. The node goes back to its former address unless its question is answered.
-	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
-	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
-	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
-	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
-	// a year. Only a control plane does it.
-	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
 }
 
 // NewNodeServiceClient constructs a client for the garboard.v1.NodeService service. By default, it
@@ -304,32 +202,6 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
-		images: connect.NewClient[garboardv1.ImagesRequest, garboardv1.ImagesResponse](
-			httpClient,
-			baseURL+NodeServiceImagesProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Images")),
-			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-			connect.WithClientOptions(opts...),
-		),
-		removeImages: connect.NewClient[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse](
-			httpClient,
-			baseURL+NodeServiceRemoveImagesProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
-			connect.WithClientOptions(opts...),
-		),
-		pullImage: connect.NewClient[garboardv1.PullImageRequest, garboardv1.PullImageProgress](
-			httpClient,
-			baseURL+NodeServicePullImageProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
-			connect.WithClientOptions(opts...),
-		),
-		checkImages: connect.NewClient[garboardv1.CheckImagesRequest, garboardv1.ImageCheck](
-			httpClient,
-			baseURL+NodeServiceCheckImagesProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("CheckImages")),
-			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-			connect.WithClientOptions(opts...),
-		),
 		checkNetwork: connect.NewClient[garboardv1.CheckNetworkRequest, garboardv1.NetworkStep](
 			httpClient,
 			baseURL+NodeServiceCheckNetworkProcedure,
@@ -381,31 +253,6 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
-		kubeconfig: connect.NewClient[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse](
-			httpClient,
-			baseURL+NodeServiceKubeconfigProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Kubeconfig")),
-			connect.WithClientOptions(opts...),
-		),
-		createToken: connect.NewClient[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse](
-			httpClient,
-			baseURL+NodeServiceCreateTokenProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("CreateToken")),
-			connect.WithClientOptions(opts...),
-		),
-		listTokens: connect.NewClient[garboardv1.ListTokensRequest, garboardv1.ListTokensResponse](
-			httpClient,
-			baseURL+NodeServiceListTokensProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("ListTokens")),
-			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-			connect.WithClientOptions(opts...),
-		),
-		revokeToken: connect.NewClient[garboardv1.RevokeTokenRequest, garboardv1.RevokeTokenResponse](
-			httpClient,
-			baseURL+NodeServiceRevokeTokenProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("RevokeToken")),
-			connect.WithClientOptions(opts...),
-		),
 		diagnose: connect.NewClient[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse](
 			httpClient,
 			baseURL+NodeServiceDiagnoseProcedure,
@@ -418,78 +265,6 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			baseURL+NodeServiceMetricsProcedure,
 			connect.WithSchema(nodeServiceMethods.ByName("Metrics")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-			connect.WithClientOptions(opts...),
-		),
-		reboot: connect.NewClient[garboardv1.RebootRequest, garboardv1.RebootResponse](
-			httpClient,
-			baseURL+NodeServiceRebootProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Reboot")),
-			connect.WithClientOptions(opts...),
-		),
-		shutdown: connect.NewClient[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse](
-			httpClient,
-			baseURL+NodeServiceShutdownProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
-			connect.WithClientOptions(opts...),
-		),
-		installSystem: connect.NewClient[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse](
-			httpClient,
-			baseURL+NodeServiceInstallSystemProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("InstallSystem")),
-			connect.WithClientOptions(opts...),
-		),
-		upgradeSystem: connect.NewClient[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse](
-			httpClient,
-			baseURL+NodeServiceUpgradeSystemProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("UpgradeSystem")),
-			connect.WithClientOptions(opts...),
-		),
-		rollbackSystem: connect.NewClient[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse](
-			httpClient,
-			baseURL+NodeServiceRollbackSystemProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("RollbackSystem")),
-			connect.WithClientOptions(opts...),
-		),
-		reset: connect.NewClient[garboardv1.ResetRequest, garboardv1.ResetResponse](
-			httpClient,
-			baseURL+NodeServiceResetProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Reset")),
-			connect.WithClientOptions(opts...),
-		),
-		upgradeKubernetes: connect.NewClient[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse](
-			httpClient,
-			baseURL+NodeServiceUpgradeKubernetesProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
-			connect.WithClientOptions(opts...),
-		),
-		convertKubernetes: connect.NewClient[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse](
-			httpClient,
-			baseURL+NodeServiceConvertKubernetesProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
-			connect.WithClientOptions(opts...),
-		),
-		rotateCA: connect.NewClient[garboardv1.RotateCARequest, garboardv1.RotateCAResponse](
-			httpClient,
-			baseURL+NodeServiceRotateCAProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
-			connect.WithClientOptions(opts...),
-		),
-		readdress: connect.NewClient[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse](
-			httpClient,
-			baseURL+NodeServiceReaddressProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
-			connect.WithClientOptions(opts...),
-		),
-		setEndpoint: connect.NewClient[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse](
-			httpClient,
-			baseURL+NodeServiceSetEndpointProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("SetEndpoint")),
-			connect.WithClientOptions(opts...),
-		),
-		clientCertificate: connect.NewClient[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse](
-			httpClient,
-			baseURL+NodeServiceClientCertificateProcedure,
-			connect.WithSchema(nodeServiceMethods.ByName("ClientCertificate")),
 			connect.WithClientOptions(opts...),
 		),
 	}
@@ -507,10 +282,6 @@ type nodeServiceClient struct {
 	time              *connect.Client[garboardv1.TimeRequest, garboardv1.TimeResponse]
 	setTime           *connect.Client[garboardv1.SetTimeRequest, garboardv1.SetTimeResponse]
 	containers        *connect.Client[garboardv1.ContainersRequest, garboardv1.ContainersResponse]
-	images            *connect.Client[garboardv1.ImagesRequest, garboardv1.ImagesResponse]
-	removeImages      *connect.Client[garboardv1.RemoveImagesRequest, garboardv1.RemoveImagesResponse]
-	pullImage         *connect.Client[garboardv1.PullImageRequest, garboardv1.PullImageProgress]
-	checkImages       *connect.Client[garboardv1.CheckImagesRequest, garboardv1.ImageCheck]
 	checkNetwork      *connect.Client[garboardv1.CheckNetworkRequest, garboardv1.NetworkStep]
 	capture           *connect.Client[garboardv1.CaptureRequest, garboardv1.CapturedPacket]
 	addRecoveryKey    *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
@@ -519,24 +290,8 @@ type nodeServiceClient struct {
 	unlock            *connect.Client[garboardv1.RecoveryKeyRequest, garboardv1.RecoveryKeyResponse]
 	attest            *connect.Client[garboardv1.AttestRequest, garboardv1.AttestResponse]
 	bootChart         *connect.Client[garboardv1.BootChartRequest, garboardv1.BootChartResponse]
-	kubeconfig        *connect.Client[garboardv1.KubeconfigRequest, garboardv1.KubeconfigResponse]
-	createToken       *connect.Client[garboardv1.CreateTokenRequest, garboardv1.CreateTokenResponse]
-	listTokens        *connect.Client[garboardv1.ListTokensRequest, garboardv1.ListTokensResponse]
-	revokeToken       *connect.Client[garboardv1.RevokeTokenRequest, garboardv1.RevokeTokenResponse]
 	diagnose          *connect.Client[garboardv1.DiagnoseRequest, garboardv1.DiagnoseResponse]
 	metrics           *connect.Client[garboardv1.MetricsRequest, garboardv1.MetricsResponse]
-	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
-	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
-	installSystem     *connect.Client[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse]
-	upgradeSystem     *connect.Client[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse]
-	rollbackSystem    *connect.Client[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse]
-	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
-	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
-	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
-	rotateCA          *connect.Client[garboardv1.RotateCARequest, garboardv1.RotateCAResponse]
-	readdress         *connect.Client[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse]
-	setEndpoint       *connect.Client[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse]
-	clientCertificate *connect.Client[garboardv1.ClientCertificateRequest, garboardv1.ClientCertificateResponse]
 }
 
 // Version calls garboard.v1.NodeService.Version.
@@ -589,26 +344,6 @@ func (c *nodeServiceClient) Containers(ctx context.Context, req *connect.Request
 	return c.containers.CallUnary(ctx, req)
 }
 
-// Images calls garboard.v1.NodeService.Images.
-func (c *nodeServiceClient) Images(ctx context.Context, req *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error) {
-	return c.images.CallUnary(ctx, req)
-}
-
-// RemoveImages calls garboard.v1.NodeService.RemoveImages.
-func (c *nodeServiceClient) RemoveImages(ctx context.Context, req *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error) {
-	return c.removeImages.CallUnary(ctx, req)
-}
-
-// PullImage calls garboard.v1.NodeService.PullImage.
-func (c *nodeServiceClient) PullImage(ctx context.Context, req *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error) {
-	return c.pullImage.CallServerStream(ctx, req)
-}
-
-// CheckImages calls garboard.v1.NodeService.CheckImages.
-func (c *nodeServiceClient) CheckImages(ctx context.Context, req *connect.Request[garboardv1.CheckImagesRequest]) (*connect.ServerStreamForClient[garboardv1.ImageCheck], error) {
-	return c.checkImages.CallServerStream(ctx, req)
-}
-
 // CheckNetwork calls garboard.v1.NodeService.CheckNetwork.
 func (c *nodeServiceClient) CheckNetwork(ctx context.Context, req *connect.Request[garboardv1.CheckNetworkRequest]) (*connect.ServerStreamForClient[garboardv1.NetworkStep], error) {
 	return c.checkNetwork.CallServerStream(ctx, req)
@@ -649,26 +384,6 @@ func (c *nodeServiceClient) BootChart(ctx context.Context, req *connect.Request[
 	return c.bootChart.CallUnary(ctx, req)
 }
 
-// Kubeconfig calls garboard.v1.NodeService.Kubeconfig.
-func (c *nodeServiceClient) Kubeconfig(ctx context.Context, req *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error) {
-	return c.kubeconfig.CallUnary(ctx, req)
-}
-
-// CreateToken calls garboard.v1.NodeService.CreateToken.
-func (c *nodeServiceClient) CreateToken(ctx context.Context, req *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error) {
-	return c.createToken.CallUnary(ctx, req)
-}
-
-// ListTokens calls garboard.v1.NodeService.ListTokens.
-func (c *nodeServiceClient) ListTokens(ctx context.Context, req *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error) {
-	return c.listTokens.CallUnary(ctx, req)
-}
-
-// RevokeToken calls garboard.v1.NodeService.RevokeToken.
-func (c *nodeServiceClient) RevokeToken(ctx context.Context, req *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error) {
-	return c.revokeToken.CallUnary(ctx, req)
-}
-
 // Diagnose calls garboard.v1.NodeService.Diagnose.
 func (c *nodeServiceClient) Diagnose(ctx context.Context, req *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error) {
 	return c.diagnose.CallUnary(ctx, req)
@@ -677,66 +392,6 @@ func (c *nodeServiceClient) Diagnose(ctx context.Context, req *connect.Request[g
 // Metrics calls garboard.v1.NodeService.Metrics.
 func (c *nodeServiceClient) Metrics(ctx context.Context, req *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error) {
 	return c.metrics.CallUnary(ctx, req)
-}
-
-// Reboot calls garboard.v1.NodeService.Reboot.
-func (c *nodeServiceClient) Reboot(ctx context.Context, req *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {
-	return c.reboot.CallUnary(ctx, req)
-}
-
-// Shutdown calls garboard.v1.NodeService.Shutdown.
-func (c *nodeServiceClient) Shutdown(ctx context.Context, req *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
-	return c.shutdown.CallUnary(ctx, req)
-}
-
-// InstallSystem calls garboard.v1.NodeService.InstallSystem.
-func (c *nodeServiceClient) InstallSystem(ctx context.Context, req *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
-	return c.installSystem.CallUnary(ctx, req)
-}
-
-// UpgradeSystem calls garboard.v1.NodeService.UpgradeSystem.
-func (c *nodeServiceClient) UpgradeSystem(ctx context.Context, req *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
-	return c.upgradeSystem.CallUnary(ctx, req)
-}
-
-// RollbackSystem calls garboard.v1.NodeService.RollbackSystem.
-func (c *nodeServiceClient) RollbackSystem(ctx context.Context, req *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
-	return c.rollbackSystem.CallUnary(ctx, req)
-}
-
-// Reset calls garboard.v1.NodeService.Reset.
-func (c *nodeServiceClient) Reset(ctx context.Context, req *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
-	return c.reset.CallUnary(ctx, req)
-}
-
-// UpgradeKubernetes calls garboard.v1.NodeService.UpgradeKubernetes.
-func (c *nodeServiceClient) UpgradeKubernetes(ctx context.Context, req *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
-	return c.upgradeKubernetes.CallUnary(ctx, req)
-}
-
-// ConvertKubernetes calls garboard.v1.NodeService.ConvertKubernetes.
-func (c *nodeServiceClient) ConvertKubernetes(ctx context.Context, req *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
-	return c.convertKubernetes.CallUnary(ctx, req)
-}
-
-// RotateCA calls garboard.v1.NodeService.RotateCA.
-func (c *nodeServiceClient) RotateCA(ctx context.Context, req *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
-	return c.rotateCA.CallUnary(ctx, req)
-}
-
-// Readdress calls garboard.v1.NodeService.Readdress.
-func (c *nodeServiceClient) Readdress(ctx context.Context, req *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
-	return c.readdress.CallUnary(ctx, req)
-}
-
-// SetEndpoint calls garboard.v1.NodeService.SetEndpoint.
-func (c *nodeServiceClient) SetEndpoint(ctx context.Context, req *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
-	return c.setEndpoint.CallUnary(ctx, req)
-}
-
-// ClientCertificate calls garboard.v1.NodeService.ClientCertificate.
-func (c *nodeServiceClient) ClientCertificate(ctx context.Context, req *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
-	return c.clientCertificate.CallUnary(ctx, req)
 }
 
 // NodeServiceHandler is an implementation of the garboard.v1.NodeService service.
@@ -756,16 +411,6 @@ type NodeServiceHandler interface {
 	SetTime(context.Context, *connect.Request[garboardv1.SetTimeRequest]) (*connect.Response[garboardv1.SetTimeResponse], error)
 	// Containers lists the containers of containerd.
 	Containers(context.Context, *connect.Request[garboardv1.ContainersRequest]) (*connect.Response[garboardv1.ContainersResponse], error)
-	// Images lists the images of containerd.
-	Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error)
-	// RemoveImages removes images of containerd that nothing uses.
-	RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
-	// PullImage pulls an image into containerd, unless it is there already, and streams
-	// the progress. The pull ends with the call, and after 15 minutes at the latest.
-	PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error
-	// CheckImages asks registries for images as a pull does, by mirrors, credentials and rules for
-	// signatures, and pulls nothing.
-	CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error
 	// CheckNetwork tries the way from the node to a host, layer by layer, and streams a step for
 	// each. It ends at the first step with an error. A step takes 5 seconds at most.
 	CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest], *connect.ServerStream[garboardv1.NetworkStep]) error
@@ -785,56 +430,11 @@ type NodeServiceHandler interface {
 	Attest(context.Context, *connect.Request[garboardv1.AttestRequest]) (*connect.Response[garboardv1.AttestResponse], error)
 	// BootChart returns a chart of the last boot.
 	BootChart(context.Context, *connect.Request[garboardv1.BootChartRequest]) (*connect.Response[garboardv1.BootChartResponse], error)
-	// Kubeconfig makes a kubeconfig for a user of Kubernetes with the authority of the
-	// cluster. It works only on control planes, also before Kubernetes is up.
-	Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error)
-	// CreateToken makes a token with which machines join. As the two below, it works
-	// only on control planes.
-	CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error)
-	// ListTokens returns all tokens, without their secrets.
-	ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error)
-	// RevokeToken ends a token. Nodes that have joined with it go on.
-	RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error)
 	// Diagnose returns the problems of the node, their causes and solutions.
 	Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error)
 	// Metrics returns the metrics of the node in the text format of Prometheus. GET /metrics
 	// on the same socket returns the same text.
 	Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error)
-	// Reboot starts an operation: the node is drained if other nodes can take its
-	// pods, all services are stopped in order, and the machine restarts.
-	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
-	// Shutdown starts the same operation as Reboot, but powers the machine off at the
-	// end.
-	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
-	// InstallSystem starts an operation that writes a system to the disk, and restarts the
-	// machine from it. A machine whose disk has no system does it by itself if it can.
-	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
-	// UpgradeSystem starts an operation that writes a system to the slot that
-	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
-	// healthy within 10 minutes, or ends before, the machine boots the former one.
-	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
-	// RollbackSystem starts an operation that reboots the node into the other slot.
-	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
-	// Reset starts an operation that removes the node from its cluster and deletes
-	// its data.
-	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
-	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
-	// nodes of the cluster, up or down. Only a control plane does it.
-	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
-	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
-	// static pods, on all control planes. Only a control plane does it.
-	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
-	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
-	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
-	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
-	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
-	// its configuration. The node goes back to its former address unless its question is answered.
-	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
-	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
-	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
-	// ClientCertificate signs a client certificate with the name and the roles of the caller, for
-	// a year. Only a control plane does it.
-	ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -913,32 +513,6 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceImagesHandler := connect.NewUnaryHandler(
-		NodeServiceImagesProcedure,
-		svc.Images,
-		connect.WithSchema(nodeServiceMethods.ByName("Images")),
-		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceRemoveImagesHandler := connect.NewUnaryHandler(
-		NodeServiceRemoveImagesProcedure,
-		svc.RemoveImages,
-		connect.WithSchema(nodeServiceMethods.ByName("RemoveImages")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServicePullImageHandler := connect.NewServerStreamHandler(
-		NodeServicePullImageProcedure,
-		svc.PullImage,
-		connect.WithSchema(nodeServiceMethods.ByName("PullImage")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceCheckImagesHandler := connect.NewServerStreamHandler(
-		NodeServiceCheckImagesProcedure,
-		svc.CheckImages,
-		connect.WithSchema(nodeServiceMethods.ByName("CheckImages")),
-		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-		connect.WithHandlerOptions(opts...),
-	)
 	nodeServiceCheckNetworkHandler := connect.NewServerStreamHandler(
 		NodeServiceCheckNetworkProcedure,
 		svc.CheckNetwork,
@@ -990,31 +564,6 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceKubeconfigHandler := connect.NewUnaryHandler(
-		NodeServiceKubeconfigProcedure,
-		svc.Kubeconfig,
-		connect.WithSchema(nodeServiceMethods.ByName("Kubeconfig")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceCreateTokenHandler := connect.NewUnaryHandler(
-		NodeServiceCreateTokenProcedure,
-		svc.CreateToken,
-		connect.WithSchema(nodeServiceMethods.ByName("CreateToken")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceListTokensHandler := connect.NewUnaryHandler(
-		NodeServiceListTokensProcedure,
-		svc.ListTokens,
-		connect.WithSchema(nodeServiceMethods.ByName("ListTokens")),
-		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceRevokeTokenHandler := connect.NewUnaryHandler(
-		NodeServiceRevokeTokenProcedure,
-		svc.RevokeToken,
-		connect.WithSchema(nodeServiceMethods.ByName("RevokeToken")),
-		connect.WithHandlerOptions(opts...),
-	)
 	nodeServiceDiagnoseHandler := connect.NewUnaryHandler(
 		NodeServiceDiagnoseProcedure,
 		svc.Diagnose,
@@ -1027,78 +576,6 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		svc.Metrics,
 		connect.WithSchema(nodeServiceMethods.ByName("Metrics")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceRebootHandler := connect.NewUnaryHandler(
-		NodeServiceRebootProcedure,
-		svc.Reboot,
-		connect.WithSchema(nodeServiceMethods.ByName("Reboot")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceShutdownHandler := connect.NewUnaryHandler(
-		NodeServiceShutdownProcedure,
-		svc.Shutdown,
-		connect.WithSchema(nodeServiceMethods.ByName("Shutdown")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceInstallSystemHandler := connect.NewUnaryHandler(
-		NodeServiceInstallSystemProcedure,
-		svc.InstallSystem,
-		connect.WithSchema(nodeServiceMethods.ByName("InstallSystem")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceUpgradeSystemHandler := connect.NewUnaryHandler(
-		NodeServiceUpgradeSystemProcedure,
-		svc.UpgradeSystem,
-		connect.WithSchema(nodeServiceMethods.ByName("UpgradeSystem")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceRollbackSystemHandler := connect.NewUnaryHandler(
-		NodeServiceRollbackSystemProcedure,
-		svc.RollbackSystem,
-		connect.WithSchema(nodeServiceMethods.ByName("RollbackSystem")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceResetHandler := connect.NewUnaryHandler(
-		NodeServiceResetProcedure,
-		svc.Reset,
-		connect.WithSchema(nodeServiceMethods.ByName("Reset")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceUpgradeKubernetesHandler := connect.NewUnaryHandler(
-		NodeServiceUpgradeKubernetesProcedure,
-		svc.UpgradeKubernetes,
-		connect.WithSchema(nodeServiceMethods.ByName("UpgradeKubernetes")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceConvertKubernetesHandler := connect.NewUnaryHandler(
-		NodeServiceConvertKubernetesProcedure,
-		svc.ConvertKubernetes,
-		connect.WithSchema(nodeServiceMethods.ByName("ConvertKubernetes")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceRotateCAHandler := connect.NewUnaryHandler(
-		NodeServiceRotateCAProcedure,
-		svc.RotateCA,
-		connect.WithSchema(nodeServiceMethods.ByName("RotateCA")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceReaddressHandler := connect.NewUnaryHandler(
-		NodeServiceReaddressProcedure,
-		svc.Readdress,
-		connect.WithSchema(nodeServiceMethods.ByName("Readdress")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceSetEndpointHandler := connect.NewUnaryHandler(
-		NodeServiceSetEndpointProcedure,
-		svc.SetEndpoint,
-		connect.WithSchema(nodeServiceMethods.ByName("SetEndpoint")),
-		connect.WithHandlerOptions(opts...),
-	)
-	nodeServiceClientCertificateHandler := connect.NewUnaryHandler(
-		NodeServiceClientCertificateProcedure,
-		svc.ClientCertificate,
-		connect.WithSchema(nodeServiceMethods.ByName("ClientCertificate")),
 		connect.WithHandlerOptions(opts...),
 	)
 	return "/garboard.v1.NodeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -1123,14 +600,6 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceSetTimeHandler.ServeHTTP(w, r)
 		case NodeServiceContainersProcedure:
 			nodeServiceContainersHandler.ServeHTTP(w, r)
-		case NodeServiceImagesProcedure:
-			nodeServiceImagesHandler.ServeHTTP(w, r)
-		case NodeServiceRemoveImagesProcedure:
-			nodeServiceRemoveImagesHandler.ServeHTTP(w, r)
-		case NodeServicePullImageProcedure:
-			nodeServicePullImageHandler.ServeHTTP(w, r)
-		case NodeServiceCheckImagesProcedure:
-			nodeServiceCheckImagesHandler.ServeHTTP(w, r)
 		case NodeServiceCheckNetworkProcedure:
 			nodeServiceCheckNetworkHandler.ServeHTTP(w, r)
 		case NodeServiceCaptureProcedure:
@@ -1147,42 +616,10 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceAttestHandler.ServeHTTP(w, r)
 		case NodeServiceBootChartProcedure:
 			nodeServiceBootChartHandler.ServeHTTP(w, r)
-		case NodeServiceKubeconfigProcedure:
-			nodeServiceKubeconfigHandler.ServeHTTP(w, r)
-		case NodeServiceCreateTokenProcedure:
-			nodeServiceCreateTokenHandler.ServeHTTP(w, r)
-		case NodeServiceListTokensProcedure:
-			nodeServiceListTokensHandler.ServeHTTP(w, r)
-		case NodeServiceRevokeTokenProcedure:
-			nodeServiceRevokeTokenHandler.ServeHTTP(w, r)
 		case NodeServiceDiagnoseProcedure:
 			nodeServiceDiagnoseHandler.ServeHTTP(w, r)
 		case NodeServiceMetricsProcedure:
 			nodeServiceMetricsHandler.ServeHTTP(w, r)
-		case NodeServiceRebootProcedure:
-			nodeServiceRebootHandler.ServeHTTP(w, r)
-		case NodeServiceShutdownProcedure:
-			nodeServiceShutdownHandler.ServeHTTP(w, r)
-		case NodeServiceInstallSystemProcedure:
-			nodeServiceInstallSystemHandler.ServeHTTP(w, r)
-		case NodeServiceUpgradeSystemProcedure:
-			nodeServiceUpgradeSystemHandler.ServeHTTP(w, r)
-		case NodeServiceRollbackSystemProcedure:
-			nodeServiceRollbackSystemHandler.ServeHTTP(w, r)
-		case NodeServiceResetProcedure:
-			nodeServiceResetHandler.ServeHTTP(w, r)
-		case NodeServiceUpgradeKubernetesProcedure:
-			nodeServiceUpgradeKubernetesHandler.ServeHTTP(w, r)
-		case NodeServiceConvertKubernetesProcedure:
-			nodeServiceConvertKubernetesHandler.ServeHTTP(w, r)
-		case NodeServiceRotateCAProcedure:
-			nodeServiceRotateCAHandler.ServeHTTP(w, r)
-		case NodeServiceReaddressProcedure:
-			nodeServiceReaddressHandler.ServeHTTP(w, r)
-		case NodeServiceSetEndpointProcedure:
-			nodeServiceSetEndpointHandler.ServeHTTP(w, r)
-		case NodeServiceClientCertificateProcedure:
-			nodeServiceClientCertificateHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1232,22 +669,6 @@ func (UnimplementedNodeServiceHandler) Containers(context.Context, *connect.Requ
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Containers is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) Images(context.Context, *connect.Request[garboardv1.ImagesRequest]) (*connect.Response[garboardv1.ImagesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Images is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) RemoveImages(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RemoveImages is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) PullImage(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error {
-	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.PullImage is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) CheckImages(context.Context, *connect.Request[garboardv1.CheckImagesRequest], *connect.ServerStream[garboardv1.ImageCheck]) error {
-	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CheckImages is not implemented"))
-}
-
 func (UnimplementedNodeServiceHandler) CheckNetwork(context.Context, *connect.Request[garboardv1.CheckNetworkRequest], *connect.ServerStream[garboardv1.NetworkStep]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CheckNetwork is not implemented"))
 }
@@ -1280,74 +701,10 @@ func (UnimplementedNodeServiceHandler) BootChart(context.Context, *connect.Reque
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.BootChart is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) Kubeconfig(context.Context, *connect.Request[garboardv1.KubeconfigRequest]) (*connect.Response[garboardv1.KubeconfigResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Kubeconfig is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) CreateToken(context.Context, *connect.Request[garboardv1.CreateTokenRequest]) (*connect.Response[garboardv1.CreateTokenResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.CreateToken is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) ListTokens(context.Context, *connect.Request[garboardv1.ListTokensRequest]) (*connect.Response[garboardv1.ListTokensResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ListTokens is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) RevokeToken(context.Context, *connect.Request[garboardv1.RevokeTokenRequest]) (*connect.Response[garboardv1.RevokeTokenResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RevokeToken is not implemented"))
-}
-
 func (UnimplementedNodeServiceHandler) Diagnose(context.Context, *connect.Request[garboardv1.DiagnoseRequest]) (*connect.Response[garboardv1.DiagnoseResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Diagnose is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) Metrics(context.Context, *connect.Request[garboardv1.MetricsRequest]) (*connect.Response[garboardv1.MetricsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Metrics is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Reboot is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Shutdown is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.InstallSystem is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.UpgradeSystem is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RollbackSystem is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Reset is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.UpgradeKubernetes is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ConvertKubernetes is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.RotateCA is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.Readdress is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.SetEndpoint is not implemented"))
-}
-
-func (UnimplementedNodeServiceHandler) ClientCertificate(context.Context, *connect.Request[garboardv1.ClientCertificateRequest]) (*connect.Response[garboardv1.ClientCertificateResponse], error) {
-	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.NodeService.ClientCertificate is not implemented"))
 }

@@ -44,6 +44,37 @@ const (
 	// OperationServiceTakeOverProcedure is the fully-qualified name of the OperationService's TakeOver
 	// RPC.
 	OperationServiceTakeOverProcedure = "/garboard.v1.OperationService/TakeOver"
+	// OperationServiceRebootProcedure is the fully-qualified name of the OperationService's Reboot RPC.
+	OperationServiceRebootProcedure = "/garboard.v1.OperationService/Reboot"
+	// OperationServiceShutdownProcedure is the fully-qualified name of the OperationService's Shutdown
+	// RPC.
+	OperationServiceShutdownProcedure = "/garboard.v1.OperationService/Shutdown"
+	// OperationServiceInstallSystemProcedure is the fully-qualified name of the OperationService's
+	// InstallSystem RPC.
+	OperationServiceInstallSystemProcedure = "/garboard.v1.OperationService/InstallSystem"
+	// OperationServiceUpgradeSystemProcedure is the fully-qualified name of the OperationService's
+	// UpgradeSystem RPC.
+	OperationServiceUpgradeSystemProcedure = "/garboard.v1.OperationService/UpgradeSystem"
+	// OperationServiceRollbackSystemProcedure is the fully-qualified name of the OperationService's
+	// RollbackSystem RPC.
+	OperationServiceRollbackSystemProcedure = "/garboard.v1.OperationService/RollbackSystem"
+	// OperationServiceResetProcedure is the fully-qualified name of the OperationService's Reset RPC.
+	OperationServiceResetProcedure = "/garboard.v1.OperationService/Reset"
+	// OperationServiceUpgradeKubernetesProcedure is the fully-qualified name of the OperationService's
+	// UpgradeKubernetes RPC.
+	OperationServiceUpgradeKubernetesProcedure = "/garboard.v1.OperationService/UpgradeKubernetes"
+	// OperationServiceConvertKubernetesProcedure is the fully-qualified name of the OperationService's
+	// ConvertKubernetes RPC.
+	OperationServiceConvertKubernetesProcedure = "/garboard.v1.OperationService/ConvertKubernetes"
+	// OperationServiceRotateCAProcedure is the fully-qualified name of the OperationService's RotateCA
+	// RPC.
+	OperationServiceRotateCAProcedure = "/garboard.v1.OperationService/RotateCA"
+	// OperationServiceReaddressProcedure is the fully-qualified name of the OperationService's
+	// Readdress RPC.
+	OperationServiceReaddressProcedure = "/garboard.v1.OperationService/Readdress"
+	// OperationServiceSetEndpointProcedure is the fully-qualified name of the OperationService's
+	// SetEndpoint RPC.
+	OperationServiceSetEndpointProcedure = "/garboard.v1.OperationService/SetEndpoint"
 )
 
 // OperationServiceClient is a client for the garboard.v1.OperationService service.
@@ -64,6 +95,38 @@ type OperationServiceClient interface {
 	// while the coordinator is alive, and for operations that only their own node can run.
 	// It needs the role that the operation needs.
 	TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error)
+	// Reboot starts an operation: the node is drained if other nodes can take its
+	// pods, all services are stopped in order, and the machine restarts.
+	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
+	// Shutdown starts the same operation as Reboot, but powers the machine off at the
+	// end.
+	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// InstallSystem starts an operation that writes a system to the disk, and restarts the
+	// machine from it. A machine whose disk has no system does it by itself if it can.
+	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
+	// UpgradeSystem starts an operation that writes a system to the slot that
+	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
+	// healthy within 10 minutes, or ends before, the machine boots the former one.
+	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
+	// RollbackSystem starts an operation that reboots the node into the other slot.
+	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
+	// Reset starts an operation that removes the node from its cluster and deletes
+	// its data.
+	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
+	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
+	// nodes of the cluster, up or down. Only a control plane does it.
+	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
+	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
+	// static pods, on all control planes. Only a control plane does it.
+	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
+	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
+	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
+	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
+	// its configuration. The node goes back to its former address unless its question is answered.
+	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
+	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
+	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
 }
 
 // NewOperationServiceClient constructs a client for the garboard.v1.OperationService service. By
@@ -108,16 +171,93 @@ func NewOperationServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(operationServiceMethods.ByName("TakeOver")),
 			connect.WithClientOptions(opts...),
 		),
+		reboot: connect.NewClient[garboardv1.RebootRequest, garboardv1.RebootResponse](
+			httpClient,
+			baseURL+OperationServiceRebootProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("Reboot")),
+			connect.WithClientOptions(opts...),
+		),
+		shutdown: connect.NewClient[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse](
+			httpClient,
+			baseURL+OperationServiceShutdownProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("Shutdown")),
+			connect.WithClientOptions(opts...),
+		),
+		installSystem: connect.NewClient[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse](
+			httpClient,
+			baseURL+OperationServiceInstallSystemProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("InstallSystem")),
+			connect.WithClientOptions(opts...),
+		),
+		upgradeSystem: connect.NewClient[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse](
+			httpClient,
+			baseURL+OperationServiceUpgradeSystemProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("UpgradeSystem")),
+			connect.WithClientOptions(opts...),
+		),
+		rollbackSystem: connect.NewClient[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse](
+			httpClient,
+			baseURL+OperationServiceRollbackSystemProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("RollbackSystem")),
+			connect.WithClientOptions(opts...),
+		),
+		reset: connect.NewClient[garboardv1.ResetRequest, garboardv1.ResetResponse](
+			httpClient,
+			baseURL+OperationServiceResetProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("Reset")),
+			connect.WithClientOptions(opts...),
+		),
+		upgradeKubernetes: connect.NewClient[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse](
+			httpClient,
+			baseURL+OperationServiceUpgradeKubernetesProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("UpgradeKubernetes")),
+			connect.WithClientOptions(opts...),
+		),
+		convertKubernetes: connect.NewClient[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse](
+			httpClient,
+			baseURL+OperationServiceConvertKubernetesProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("ConvertKubernetes")),
+			connect.WithClientOptions(opts...),
+		),
+		rotateCA: connect.NewClient[garboardv1.RotateCARequest, garboardv1.RotateCAResponse](
+			httpClient,
+			baseURL+OperationServiceRotateCAProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("RotateCA")),
+			connect.WithClientOptions(opts...),
+		),
+		readdress: connect.NewClient[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse](
+			httpClient,
+			baseURL+OperationServiceReaddressProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("Readdress")),
+			connect.WithClientOptions(opts...),
+		),
+		setEndpoint: connect.NewClient[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse](
+			httpClient,
+			baseURL+OperationServiceSetEndpointProcedure,
+			connect.WithSchema(operationServiceMethods.ByName("SetEndpoint")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // operationServiceClient implements OperationServiceClient.
 type operationServiceClient struct {
-	list     *connect.Client[garboardv1.ListOperationsRequest, garboardv1.ListOperationsResponse]
-	watch    *connect.Client[garboardv1.WatchOperationRequest, garboardv1.OperationUpdate]
-	answer   *connect.Client[garboardv1.AnswerOperationRequest, garboardv1.AnswerOperationResponse]
-	abort    *connect.Client[garboardv1.AbortOperationRequest, garboardv1.AbortOperationResponse]
-	takeOver *connect.Client[garboardv1.TakeOverOperationRequest, garboardv1.TakeOverOperationResponse]
+	list              *connect.Client[garboardv1.ListOperationsRequest, garboardv1.ListOperationsResponse]
+	watch             *connect.Client[garboardv1.WatchOperationRequest, garboardv1.OperationUpdate]
+	answer            *connect.Client[garboardv1.AnswerOperationRequest, garboardv1.AnswerOperationResponse]
+	abort             *connect.Client[garboardv1.AbortOperationRequest, garboardv1.AbortOperationResponse]
+	takeOver          *connect.Client[garboardv1.TakeOverOperationRequest, garboardv1.TakeOverOperationResponse]
+	reboot            *connect.Client[garboardv1.RebootRequest, garboardv1.RebootResponse]
+	shutdown          *connect.Client[garboardv1.ShutdownRequest, garboardv1.ShutdownResponse]
+	installSystem     *connect.Client[garboardv1.InstallSystemRequest, garboardv1.InstallSystemResponse]
+	upgradeSystem     *connect.Client[garboardv1.UpgradeSystemRequest, garboardv1.UpgradeSystemResponse]
+	rollbackSystem    *connect.Client[garboardv1.RollbackSystemRequest, garboardv1.RollbackSystemResponse]
+	reset             *connect.Client[garboardv1.ResetRequest, garboardv1.ResetResponse]
+	upgradeKubernetes *connect.Client[garboardv1.UpgradeKubernetesRequest, garboardv1.UpgradeKubernetesResponse]
+	convertKubernetes *connect.Client[garboardv1.ConvertKubernetesRequest, garboardv1.ConvertKubernetesResponse]
+	rotateCA          *connect.Client[garboardv1.RotateCARequest, garboardv1.RotateCAResponse]
+	readdress         *connect.Client[garboardv1.ReaddressRequest, garboardv1.ReaddressResponse]
+	setEndpoint       *connect.Client[garboardv1.SetEndpointRequest, garboardv1.SetEndpointResponse]
 }
 
 // List calls garboard.v1.OperationService.List.
@@ -145,6 +285,61 @@ func (c *operationServiceClient) TakeOver(ctx context.Context, req *connect.Requ
 	return c.takeOver.CallUnary(ctx, req)
 }
 
+// Reboot calls garboard.v1.OperationService.Reboot.
+func (c *operationServiceClient) Reboot(ctx context.Context, req *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {
+	return c.reboot.CallUnary(ctx, req)
+}
+
+// Shutdown calls garboard.v1.OperationService.Shutdown.
+func (c *operationServiceClient) Shutdown(ctx context.Context, req *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
+	return c.shutdown.CallUnary(ctx, req)
+}
+
+// InstallSystem calls garboard.v1.OperationService.InstallSystem.
+func (c *operationServiceClient) InstallSystem(ctx context.Context, req *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
+	return c.installSystem.CallUnary(ctx, req)
+}
+
+// UpgradeSystem calls garboard.v1.OperationService.UpgradeSystem.
+func (c *operationServiceClient) UpgradeSystem(ctx context.Context, req *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
+	return c.upgradeSystem.CallUnary(ctx, req)
+}
+
+// RollbackSystem calls garboard.v1.OperationService.RollbackSystem.
+func (c *operationServiceClient) RollbackSystem(ctx context.Context, req *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
+	return c.rollbackSystem.CallUnary(ctx, req)
+}
+
+// Reset calls garboard.v1.OperationService.Reset.
+func (c *operationServiceClient) Reset(ctx context.Context, req *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
+	return c.reset.CallUnary(ctx, req)
+}
+
+// UpgradeKubernetes calls garboard.v1.OperationService.UpgradeKubernetes.
+func (c *operationServiceClient) UpgradeKubernetes(ctx context.Context, req *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
+	return c.upgradeKubernetes.CallUnary(ctx, req)
+}
+
+// ConvertKubernetes calls garboard.v1.OperationService.ConvertKubernetes.
+func (c *operationServiceClient) ConvertKubernetes(ctx context.Context, req *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
+	return c.convertKubernetes.CallUnary(ctx, req)
+}
+
+// RotateCA calls garboard.v1.OperationService.RotateCA.
+func (c *operationServiceClient) RotateCA(ctx context.Context, req *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
+	return c.rotateCA.CallUnary(ctx, req)
+}
+
+// Readdress calls garboard.v1.OperationService.Readdress.
+func (c *operationServiceClient) Readdress(ctx context.Context, req *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
+	return c.readdress.CallUnary(ctx, req)
+}
+
+// SetEndpoint calls garboard.v1.OperationService.SetEndpoint.
+func (c *operationServiceClient) SetEndpoint(ctx context.Context, req *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
+	return c.setEndpoint.CallUnary(ctx, req)
+}
+
 // OperationServiceHandler is an implementation of the garboard.v1.OperationService service.
 type OperationServiceHandler interface {
 	// List returns the running operations and the last finished ones, oldest first. On a
@@ -163,6 +358,38 @@ type OperationServiceHandler interface {
 	// while the coordinator is alive, and for operations that only their own node can run.
 	// It needs the role that the operation needs.
 	TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error)
+	// Reboot starts an operation: the node is drained if other nodes can take its
+	// pods, all services are stopped in order, and the machine restarts.
+	Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error)
+	// Shutdown starts the same operation as Reboot, but powers the machine off at the
+	// end.
+	Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error)
+	// InstallSystem starts an operation that writes a system to the disk, and restarts the
+	// machine from it. A machine whose disk has no system does it by itself if it can.
+	InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error)
+	// UpgradeSystem starts an operation that writes a system to the slot that
+	// doesn't run, and reboots the node into it as Reboot does. If the new system isn't
+	// healthy within 10 minutes, or ends before, the machine boots the former one.
+	UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error)
+	// RollbackSystem starts an operation that reboots the node into the other slot.
+	RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error)
+	// Reset starts an operation that removes the node from its cluster and deletes
+	// its data.
+	Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error)
+	// UpgradeKubernetes starts an operation that changes the version of Kubernetes on all
+	// nodes of the cluster, up or down. Only a control plane does it.
+	UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error)
+	// ConvertKubernetes starts an operation that replaces a self-hosted control plane by
+	// static pods, on all control planes. Only a control plane does it.
+	ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error)
+	// RotateCA starts an operation that replaces the authorities of the cluster, the keys of service
+	// accounts and of Secrets in etcd, and the tokens with which nodes join. Only a control plane does it.
+	RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error)
+	// Readdress starts an operation that gives this node, a control plane, another address: in etcd, and in
+	// its configuration. The node goes back to its former address unless its question is answered.
+	Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error)
+	// SetEndpoint starts an operation that gives all nodes another cluster.controlPlane.endpoint.
+	SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error)
 }
 
 // NewOperationServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -203,6 +430,72 @@ func NewOperationServiceHandler(svc OperationServiceHandler, opts ...connect.Han
 		connect.WithSchema(operationServiceMethods.ByName("TakeOver")),
 		connect.WithHandlerOptions(opts...),
 	)
+	operationServiceRebootHandler := connect.NewUnaryHandler(
+		OperationServiceRebootProcedure,
+		svc.Reboot,
+		connect.WithSchema(operationServiceMethods.ByName("Reboot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceShutdownHandler := connect.NewUnaryHandler(
+		OperationServiceShutdownProcedure,
+		svc.Shutdown,
+		connect.WithSchema(operationServiceMethods.ByName("Shutdown")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceInstallSystemHandler := connect.NewUnaryHandler(
+		OperationServiceInstallSystemProcedure,
+		svc.InstallSystem,
+		connect.WithSchema(operationServiceMethods.ByName("InstallSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceUpgradeSystemHandler := connect.NewUnaryHandler(
+		OperationServiceUpgradeSystemProcedure,
+		svc.UpgradeSystem,
+		connect.WithSchema(operationServiceMethods.ByName("UpgradeSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceRollbackSystemHandler := connect.NewUnaryHandler(
+		OperationServiceRollbackSystemProcedure,
+		svc.RollbackSystem,
+		connect.WithSchema(operationServiceMethods.ByName("RollbackSystem")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceResetHandler := connect.NewUnaryHandler(
+		OperationServiceResetProcedure,
+		svc.Reset,
+		connect.WithSchema(operationServiceMethods.ByName("Reset")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceUpgradeKubernetesHandler := connect.NewUnaryHandler(
+		OperationServiceUpgradeKubernetesProcedure,
+		svc.UpgradeKubernetes,
+		connect.WithSchema(operationServiceMethods.ByName("UpgradeKubernetes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceConvertKubernetesHandler := connect.NewUnaryHandler(
+		OperationServiceConvertKubernetesProcedure,
+		svc.ConvertKubernetes,
+		connect.WithSchema(operationServiceMethods.ByName("ConvertKubernetes")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceRotateCAHandler := connect.NewUnaryHandler(
+		OperationServiceRotateCAProcedure,
+		svc.RotateCA,
+		connect.WithSchema(operationServiceMethods.ByName("RotateCA")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceReaddressHandler := connect.NewUnaryHandler(
+		OperationServiceReaddressProcedure,
+		svc.Readdress,
+		connect.WithSchema(operationServiceMethods.ByName("Readdress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	operationServiceSetEndpointHandler := connect.NewUnaryHandler(
+		OperationServiceSetEndpointProcedure,
+		svc.SetEndpoint,
+		connect.WithSchema(operationServiceMethods.ByName("SetEndpoint")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/garboard.v1.OperationService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case OperationServiceListProcedure:
@@ -215,6 +508,28 @@ func NewOperationServiceHandler(svc OperationServiceHandler, opts ...connect.Han
 			operationServiceAbortHandler.ServeHTTP(w, r)
 		case OperationServiceTakeOverProcedure:
 			operationServiceTakeOverHandler.ServeHTTP(w, r)
+		case OperationServiceRebootProcedure:
+			operationServiceRebootHandler.ServeHTTP(w, r)
+		case OperationServiceShutdownProcedure:
+			operationServiceShutdownHandler.ServeHTTP(w, r)
+		case OperationServiceInstallSystemProcedure:
+			operationServiceInstallSystemHandler.ServeHTTP(w, r)
+		case OperationServiceUpgradeSystemProcedure:
+			operationServiceUpgradeSystemHandler.ServeHTTP(w, r)
+		case OperationServiceRollbackSystemProcedure:
+			operationServiceRollbackSystemHandler.ServeHTTP(w, r)
+		case OperationServiceResetProcedure:
+			operationServiceResetHandler.ServeHTTP(w, r)
+		case OperationServiceUpgradeKubernetesProcedure:
+			operationServiceUpgradeKubernetesHandler.ServeHTTP(w, r)
+		case OperationServiceConvertKubernetesProcedure:
+			operationServiceConvertKubernetesHandler.ServeHTTP(w, r)
+		case OperationServiceRotateCAProcedure:
+			operationServiceRotateCAHandler.ServeHTTP(w, r)
+		case OperationServiceReaddressProcedure:
+			operationServiceReaddressHandler.ServeHTTP(w, r)
+		case OperationServiceSetEndpointProcedure:
+			operationServiceSetEndpointHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -242,4 +557,48 @@ func (UnimplementedOperationServiceHandler) Abort(context.Context, *connect.Requ
 
 func (UnimplementedOperationServiceHandler) TakeOver(context.Context, *connect.Request[garboardv1.TakeOverOperationRequest]) (*connect.Response[garboardv1.TakeOverOperationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.TakeOver is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) Reboot(context.Context, *connect.Request[garboardv1.RebootRequest]) (*connect.Response[garboardv1.RebootResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.Reboot is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) Shutdown(context.Context, *connect.Request[garboardv1.ShutdownRequest]) (*connect.Response[garboardv1.ShutdownResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.Shutdown is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) InstallSystem(context.Context, *connect.Request[garboardv1.InstallSystemRequest]) (*connect.Response[garboardv1.InstallSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.InstallSystem is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) UpgradeSystem(context.Context, *connect.Request[garboardv1.UpgradeSystemRequest]) (*connect.Response[garboardv1.UpgradeSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.UpgradeSystem is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) RollbackSystem(context.Context, *connect.Request[garboardv1.RollbackSystemRequest]) (*connect.Response[garboardv1.RollbackSystemResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.RollbackSystem is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) Reset(context.Context, *connect.Request[garboardv1.ResetRequest]) (*connect.Response[garboardv1.ResetResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.Reset is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) UpgradeKubernetes(context.Context, *connect.Request[garboardv1.UpgradeKubernetesRequest]) (*connect.Response[garboardv1.UpgradeKubernetesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.UpgradeKubernetes is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) ConvertKubernetes(context.Context, *connect.Request[garboardv1.ConvertKubernetesRequest]) (*connect.Response[garboardv1.ConvertKubernetesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.ConvertKubernetes is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) RotateCA(context.Context, *connect.Request[garboardv1.RotateCARequest]) (*connect.Response[garboardv1.RotateCAResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.RotateCA is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) Readdress(context.Context, *connect.Request[garboardv1.ReaddressRequest]) (*connect.Response[garboardv1.ReaddressResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.Readdress is not implemented"))
+}
+
+func (UnimplementedOperationServiceHandler) SetEndpoint(context.Context, *connect.Request[garboardv1.SetEndpointRequest]) (*connect.Response[garboardv1.SetEndpointResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("garboard.v1.OperationService.SetEndpoint is not implemented"))
 }

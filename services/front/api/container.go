@@ -35,11 +35,11 @@ func containerdNamespace(kubernetes bool) string {
 }
 
 // withContainerd calls do with a client in one of the two namespaces.
-func (s *nodeService) withContainerd(ctx context.Context, kubernetes bool, do func(ctx context.Context, cl *client.Client, namespace string) error) error {
-	if s.opts.Containerd == nil {
+func withContainerd(ctx context.Context, ctrd *containerd.Containerd, kubernetes bool, do func(ctx context.Context, cl *client.Client, namespace string) error) error {
+	if ctrd == nil {
 		return noContainerd()
 	}
-	cl, err := s.opts.Containerd.Client()
+	cl, err := ctrd.Client()
 	if err != nil {
 		return failed(connect.CodeUnavailable, "containerd doesn't answer: %w; see gbctl service containerd", err)
 	}
@@ -53,7 +53,7 @@ func (s *nodeService) withContainerd(ctx context.Context, kubernetes bool, do fu
 // system's containers.
 func (s *nodeService) Containers(ctx context.Context, req *connect.Request[apiv1.ContainersRequest]) (*connect.Response[apiv1.ContainersResponse], error) {
 	var all []containerOf
-	err := s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
+	err := withContainerd(ctx, s.opts.Containerd, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
 		found, err := cl.Containers(ctx)
 		if err != nil {
 			return failed(connect.CodeUnavailable, "list containers: %w", err)
@@ -106,10 +106,13 @@ func describeContainer(namespace, id, image string, labels map[string]string, ru
 	return c
 }
 
-// RemoveImages removes images that nothing uses.
-func (s *nodeService) RemoveImages(ctx context.Context, req *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
+// imageService is the images of containerd.
+type imageService struct{ opts Options }
+
+// Remove removes images that nothing uses.
+func (s *imageService) Remove(ctx context.Context, req *connect.Request[apiv1.RemoveImagesRequest]) (*connect.Response[apiv1.RemoveImagesResponse], error) {
 	res := &apiv1.RemoveImagesResponse{}
-	return connect.NewResponse(res), s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, _ *client.Client, namespace string) (err error) {
+	return connect.NewResponse(res), withContainerd(ctx, s.opts.Containerd, req.Msg.GetKubernetes(), func(ctx context.Context, _ *client.Client, namespace string) (err error) {
 		res.Removed, err = s.opts.Containerd.RemoveImages(ctx, namespace, req.Msg.GetImages())
 		switch {
 		case err == nil:
@@ -125,10 +128,10 @@ func (s *nodeService) RemoveImages(ctx context.Context, req *connect.Request[api
 	})
 }
 
-// Images lists what containerd has.
-func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
+// List lists what containerd has.
+func (s *imageService) List(ctx context.Context, req *connect.Request[apiv1.ImagesRequest]) (*connect.Response[apiv1.ImagesResponse], error) {
 	res := &apiv1.ImagesResponse{}
-	return connect.NewResponse(res), s.withContainerd(ctx, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
+	return connect.NewResponse(res), withContainerd(ctx, s.opts.Containerd, req.Msg.GetKubernetes(), func(ctx context.Context, cl *client.Client, namespace string) error {
 		found, err := cl.ListImages(ctx)
 		if err != nil {
 			return failed(connect.CodeUnavailable, "list images: %w", err)
@@ -145,8 +148,8 @@ func (s *nodeService) Images(ctx context.Context, req *connect.Request[apiv1.Ima
 	})
 }
 
-// PullImage pulls an image for a person, or for an operation on another node. The pull ends with the call.
-func (s *nodeService) PullImage(ctx context.Context, req *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
+// Pull pulls an image for a person, or for an operation on another node. The pull ends with the call.
+func (s *imageService) Pull(ctx context.Context, req *connect.Request[apiv1.PullImageRequest], stream *connect.ServerStream[apiv1.PullImageProgress]) error {
 	image := req.Msg.GetImage()
 	switch {
 	case image == "":
@@ -178,8 +181,8 @@ const (
 	checkTimeout = 20 * time.Second
 )
 
-// CheckImages finds out which images can be had.
-func (s *nodeService) CheckImages(ctx context.Context, req *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
+// Check finds out which images can be had.
+func (s *imageService) Check(ctx context.Context, req *connect.Request[apiv1.CheckImagesRequest], stream *connect.ServerStream[apiv1.ImageCheck]) error {
 	images := req.Msg.GetImages()
 	switch {
 	case len(images) > maxChecked:

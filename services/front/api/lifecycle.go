@@ -19,22 +19,22 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func (s *nodeService) Reboot(ctx context.Context, req *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
+func (s *operationService) Reboot(ctx context.Context, req *connect.Request[apiv1.RebootRequest]) (*connect.Response[apiv1.RebootResponse], error) {
 	o, err := s.operate(ctx, lifecycle.Reboot, req.Msg)
 	return connect.NewResponse(&apiv1.RebootResponse{Operation: o}), err
 }
 
-func (s *nodeService) Shutdown(ctx context.Context, req *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
+func (s *operationService) Shutdown(ctx context.Context, req *connect.Request[apiv1.ShutdownRequest]) (*connect.Response[apiv1.ShutdownResponse], error) {
 	o, err := s.operate(ctx, lifecycle.Shutdown, req.Msg)
 	return connect.NewResponse(&apiv1.ShutdownResponse{Operation: o}), err
 }
 
-func (s *nodeService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
+func (s *operationService) InstallSystem(ctx context.Context, req *connect.Request[apiv1.InstallSystemRequest]) (*connect.Response[apiv1.InstallSystemResponse], error) {
 	o, err := s.operate(ctx, lifecycle.Install, req.Msg)
 	return connect.NewResponse(&apiv1.InstallSystemResponse{Operation: o}), err
 }
 
-func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
+func (s *operationService) UpgradeSystem(ctx context.Context, req *connect.Request[apiv1.UpgradeSystemRequest]) (*connect.Response[apiv1.UpgradeSystemResponse], error) {
 	m := req.Msg
 	if m.GetWipe() && (m.GetForce() || m.GetStage()) {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--preserve=false leaves the cluster in order, and restarts the node: not with --force or --stage"))
@@ -43,17 +43,17 @@ func (s *nodeService) UpgradeSystem(ctx context.Context, req *connect.Request[ap
 	return connect.NewResponse(&apiv1.UpgradeSystemResponse{Operation: o}), err
 }
 
-func (s *nodeService) RollbackSystem(ctx context.Context, req *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
+func (s *operationService) RollbackSystem(ctx context.Context, req *connect.Request[apiv1.RollbackSystemRequest]) (*connect.Response[apiv1.RollbackSystemResponse], error) {
 	o, err := s.operate(ctx, lifecycle.Rollback, req.Msg)
 	return connect.NewResponse(&apiv1.RollbackSystemResponse{Operation: o}), err
 }
 
-func (s *nodeService) Reset(ctx context.Context, req *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
+func (s *operationService) Reset(ctx context.Context, req *connect.Request[apiv1.ResetRequest]) (*connect.Response[apiv1.ResetResponse], error) {
 	o, err := s.operate(ctx, lifecycle.Reset, req.Msg)
 	return connect.NewResponse(&apiv1.ResetResponse{Operation: o}), err
 }
 
-func (s *nodeService) UpgradeKubernetes(ctx context.Context, req *connect.Request[apiv1.UpgradeKubernetesRequest]) (*connect.Response[apiv1.UpgradeKubernetesResponse], error) {
+func (s *operationService) UpgradeKubernetes(ctx context.Context, req *connect.Request[apiv1.UpgradeKubernetesRequest]) (*connect.Response[apiv1.UpgradeKubernetesResponse], error) {
 	m := req.Msg
 	m.From, m.To = versionTag(m.GetFrom()), versionTag(m.GetTo())
 	if err := config.CheckKubernetesVersion(m.To); err != nil {
@@ -69,17 +69,17 @@ func (s *nodeService) UpgradeKubernetes(ctx context.Context, req *connect.Reques
 	return connect.NewResponse(&apiv1.UpgradeKubernetesResponse{Operation: o}), err
 }
 
-func (s *nodeService) ConvertKubernetes(ctx context.Context, req *connect.Request[apiv1.ConvertKubernetesRequest]) (*connect.Response[apiv1.ConvertKubernetesResponse], error) {
+func (s *operationService) ConvertKubernetes(ctx context.Context, req *connect.Request[apiv1.ConvertKubernetesRequest]) (*connect.Response[apiv1.ConvertKubernetesResponse], error) {
 	o, err := s.operate(ctx, convertk8s.Name, req.Msg)
 	return connect.NewResponse(&apiv1.ConvertKubernetesResponse{Operation: o}), err
 }
 
-func (s *nodeService) RotateCA(ctx context.Context, req *connect.Request[apiv1.RotateCARequest]) (*connect.Response[apiv1.RotateCAResponse], error) {
+func (s *operationService) RotateCA(ctx context.Context, req *connect.Request[apiv1.RotateCARequest]) (*connect.Response[apiv1.RotateCAResponse], error) {
 	o, err := s.operate(ctx, rotateca.Name, req.Msg)
 	return connect.NewResponse(&apiv1.RotateCAResponse{Operation: o}), err
 }
 
-func (s *nodeService) Readdress(ctx context.Context, req *connect.Request[apiv1.ReaddressRequest]) (*connect.Response[apiv1.ReaddressResponse], error) {
+func (s *operationService) Readdress(ctx context.Context, req *connect.Request[apiv1.ReaddressRequest]) (*connect.Response[apiv1.ReaddressResponse], error) {
 	if _, err := netip.ParseAddr(req.Msg.GetAddress()); err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
@@ -87,7 +87,7 @@ func (s *nodeService) Readdress(ctx context.Context, req *connect.Request[apiv1.
 	return connect.NewResponse(&apiv1.ReaddressResponse{Operation: o}), err
 }
 
-func (s *nodeService) SetEndpoint(ctx context.Context, req *connect.Request[apiv1.SetEndpointRequest]) (*connect.Response[apiv1.SetEndpointResponse], error) {
+func (s *operationService) SetEndpoint(ctx context.Context, req *connect.Request[apiv1.SetEndpointRequest]) (*connect.Response[apiv1.SetEndpointResponse], error) {
 	o, err := s.operate(ctx, reendpoint.Name, req.Msg)
 	return connect.NewResponse(&apiv1.SetEndpointResponse{Operation: o}), err
 }
@@ -101,7 +101,7 @@ func versionTag(version string) string {
 }
 
 // operate begins an operation, or only shows its plan.
-func (s *nodeService) operate(ctx context.Context, name string, m interface {
+func (s *operationService) operate(ctx context.Context, name string, m interface {
 	proto.Message
 	GetDryRun() bool
 }) (*apiv1.Operation, error) {
@@ -111,8 +111,5 @@ func (s *nodeService) operate(ctx context.Context, name string, m interface {
 		}
 	}
 	o, err := s.opts.Operations.Start(ctx, operation.Ask{Name: name, Arguments: m, By: asked(ctx), DryRun: m.GetDryRun()})
-	if err != nil {
-		return nil, operationError(err)
-	}
-	return operationMessage(o), nil
+	return operationMessage(o), err
 }

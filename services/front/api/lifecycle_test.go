@@ -31,7 +31,7 @@ func TestOperationsAreAskedForWithTheMessage(t *testing.T) {
 		}},
 	})
 	must(t, err)
-	c := garboardv1connect.NewNodeServiceClient(r.serve().as(admin), host)
+	c := garboardv1connect.NewOperationServiceClient(r.serve().as(admin), host)
 	m, err := ask(t, c.Reset, &apiv1.ResetRequest{DryRun: true, UserDisksToWipe: []string{"/dev/sdb"}, DrainTimeout: durationpb.New(time.Minute)})
 	must(t, err)
 	if got, want := m.Operation.Warnings, `{"drainTimeout":60000000000,"dryRun":true,"userDisksToWipe":["/dev/sdb"]}`; len(got) != 1 || got[0] != want {

@@ -17,8 +17,6 @@ import (
 	"connectrpc.com/connect"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/boot"
-	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/core/dag"
 	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
@@ -206,47 +204,6 @@ func (s *nodeService) BootChart(_ context.Context, req *connect.Request[apiv1.Bo
 	}
 	err := draw(&out)
 	return connect.NewResponse(&apiv1.BootChartResponse{Chart: out.Bytes()}), err
-}
-
-// controlPlane is the configuration of this node, if it is a control plane. Only those hold what.
-func (s *nodeService) controlPlane(what string) (*config.Config, error) {
-	c, err := configuration.Config(s.opts.Store)
-	if err != nil {
-		return nil, applyError(configuration.ErrNoConfig)
-	}
-	if !c.Machine.Type.ControlPlane() {
-		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold %s: ask a control plane", c.Machine.Type, what)
-	}
-	return c, nil
-}
-
-// Kubeconfig is there also before Kubernetes is.
-func (s *nodeService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
-	c, err := s.controlPlane("the cluster's authority")
-	if err != nil {
-		return nil, err
-	}
-	who, err := config.Access{User: req.Msg.GetUser(), Groups: req.Msg.GetGroups(), Validity: req.Msg.GetTtl().AsDuration()}.Complete()
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	}
-	data, expires, err := who.Kubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
-	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), err
-}
-
-// ClientCertificate signs for the caller, with its own name and roles.
-func (s *nodeService) ClientCertificate(ctx context.Context, req *connect.Request[apiv1.ClientCertificateRequest]) (*connect.Response[apiv1.ClientCertificateResponse], error) {
-	c, err := s.controlPlane("the authority of the machine API")
-	if err != nil {
-		return nil, err
-	}
-	request, err := pki.ParseRequest(req.Msg.GetRequest())
-	if err != nil {
-		return nil, connect.NewError(connect.CodeInvalidArgument, err)
-	}
-	caller := callOf(ctx)
-	crt, err := c.Machine.CA.CA().Sign(request.PublicKey, pki.Leaf{CN: caller.peer, Orgs: caller.roles, Client: true, Now: time.Now()})
-	return connect.NewResponse(&apiv1.ClientCertificateResponse{Certificate: crt, Authorities: c.Machine.TrustedCAs()}), err
 }
 
 func (s *nodeService) Diagnose(ctx context.Context, _ *connect.Request[apiv1.DiagnoseRequest]) (*connect.Response[apiv1.DiagnoseResponse], error) {

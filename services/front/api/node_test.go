@@ -184,7 +184,7 @@ func TestKubeconfig(t *testing.T) {
 	must(t, err)
 	must(t, configuration.Configs.Put(r.opts.Store.As("test"), configuration.ConfigID, cfg))
 	r.serve()
-	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	client := garboardv1connect.NewAccessServiceClient(r.as(admin), host)
 	for _, tc := range []struct {
 		what   string
 		asked  *apiv1.KubeconfigRequest
@@ -200,7 +200,7 @@ func TestKubeconfig(t *testing.T) {
 	} {
 		got, err := ask(t, client.Kubeconfig, tc.asked)
 		must(t, err)
-		wantParts(t, r.audited(), "NodeService/Kubeconfig peer=jane", tc.log)
+		wantParts(t, r.audited(), "AccessService/Kubeconfig peer=jane", tc.log)
 		var file config.Kubeconfig
 		must(t, yaml.Unmarshal(got.Kubeconfig, &file))
 		crt, err := base64.StdEncoding.DecodeString(file.Users[0].User.Crt)
@@ -238,7 +238,7 @@ func TestClientCertificate(t *testing.T) {
 	must(t, err)
 	request, err := pki.NewRequest(key, pki.Leaf{CN: "somebody else", Orgs: []string{"os:peer"}})
 	must(t, err)
-	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	client := garboardv1connect.NewAccessServiceClient(r.as(admin), host)
 	got, err := ask(t, client.ClientCertificate, &apiv1.ClientCertificateRequest{Request: request})
 	must(t, err)
 	cert, err := pki.ParseCert(got.GetCertificate())

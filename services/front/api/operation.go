@@ -18,7 +18,7 @@ import (
 )
 
 // operationService is the operations of this node, whatever they are.
-type operationService struct{ runner *operation.Runner }
+type operationService struct{ opts Options }
 
 // operationError has the code on which a client decides.
 func operationError(err error) error {
@@ -39,14 +39,14 @@ func operationError(err error) error {
 const elsewhereTimeout = 3 * time.Second
 
 func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.ListOperationsRequest]) (*connect.Response[apiv1.ListOperationsResponse], error) {
-	all, err := s.runner.List()
+	all, err := s.opts.Operations.List()
 	if err != nil && len(all) == 0 {
 		return nil, err
 	}
 	res := &apiv1.ListOperationsResponse{}
 	ctx, cancel := context.WithTimeout(ctx, elsewhereTimeout)
 	defer cancel()
-	others, err := s.runner.Elsewhere(ctx)
+	others, err := s.opts.Operations.Elsewhere(ctx)
 	if err != nil {
 		res.Warning = readable("the operations of other nodes can't be read from etcd: " + err.Error())
 	}
@@ -55,7 +55,7 @@ func (s *operationService) List(ctx context.Context, _ *connect.Request[apiv1.Li
 }
 
 func (s *operationService) Watch(ctx context.Context, req *connect.Request[apiv1.WatchOperationRequest], stream *connect.ServerStream[apiv1.OperationUpdate]) error {
-	return s.runner.Watch(ctx, req.Msg.GetId(), req.Msg.GetAfter(), func(u operation.Update) error {
+	return s.opts.Operations.Watch(ctx, req.Msg.GetId(), req.Msg.GetAfter(), func(u operation.Update) error {
 		m := &apiv1.OperationUpdate{Operation: operationMessage(u.Operation), Lost: u.Lost}
 		for _, e := range u.Events {
 			m.Events = append(m.Events, &apiv1.OperationEvent{
@@ -71,7 +71,7 @@ func (s *operationService) Answer(ctx context.Context, req *connect.Request[apiv
 	if err := s.permitHere(ctx, "answer", req.Msg.GetId()); err != nil {
 		return nil, err
 	}
-	err := s.runner.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx))
+	err := s.opts.Operations.Answer(req.Msg.GetId(), req.Msg.GetQuestion(), req.Msg.GetAnswer(), asked(ctx))
 	return connect.NewResponse(&apiv1.AnswerOperationResponse{}), err
 }
 
@@ -80,13 +80,13 @@ func (s *operationService) Abort(ctx context.Context, req *connect.Request[apiv1
 	if err := s.permitHere(ctx, "abort", id); err != nil {
 		return nil, err
 	}
-	err := s.runner.Abort(id, asked(ctx))
+	err := s.opts.Operations.Abort(id, asked(ctx))
 	return connect.NewResponse(&apiv1.AbortOperationResponse{Message: readable(id) + " is aborted; what it did is undone where that is possible: gbctl operation attach " + readable(id)}), err
 }
 
 func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[apiv1.TakeOverOperationRequest]) (*connect.Response[apiv1.TakeOverOperationResponse], error) {
 	permit := func(o operation.Operation) error { return permit(ctx, "take over", o) }
-	o, err := s.runner.TakeOver(ctx, req.Msg.GetId(), asked(ctx), permit)
+	o, err := s.opts.Operations.TakeOver(ctx, req.Msg.GetId(), asked(ctx), permit)
 	if denied := new(connect.Error); errors.As(err, &denied) {
 		return nil, denied
 	} else if err != nil {
@@ -97,7 +97,7 @@ func (s *operationService) TakeOver(ctx context.Context, req *connect.Request[ap
 
 // permitHere refuses a caller without the role for this operation of the node.
 func (s *operationService) permitHere(ctx context.Context, verb, id string) error {
-	o, err := s.runner.Get(id)
+	o, err := s.opts.Operations.Get(id)
 	if err != nil {
 		return err
 	}

@@ -121,10 +121,12 @@ func (s *Server) routes() http.Handler {
 	mux.Handle(garboardv1connect.NewLogServiceHandler(logs, with(internal)...))
 	node := newNodeService(s.opts)
 	mux.Handle(garboardv1connect.NewNodeServiceHandler(node, with(internal)...))
+	mux.Handle(garboardv1connect.NewImageServiceHandler(&imageService{opts: s.opts}, with(internal)...))
+	mux.Handle(garboardv1connect.NewAccessServiceHandler(&accessService{opts: s.opts}, with(internal)...))
 	mux.HandleFunc("GET "+contract.MetricsPath, node.serveMetrics)
 	mux.Handle(garboardv1connect.NewFileServiceHandler(&fileService{root: "/"}, with(internal)...))
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(&etcdService{s.opts.Etcd, s.opts.Operations}, with(etcdError)...))
-	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{s.opts.Operations}, with(operationError)...))
+	mux.Handle(garboardv1connect.NewOperationServiceHandler(&operationService{opts: s.opts}, with(operationError)...))
 	mux.HandleFunc("GET "+contract.LogsPath+"{id...}", s.ndjson(logs))
 	return mux
 }

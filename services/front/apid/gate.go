@@ -105,6 +105,7 @@ type call struct {
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r.URL.Path = api.Current(r.URL.Path)
 	s := g.State()
 	g.serve(w, r, s, s.identify)
 }

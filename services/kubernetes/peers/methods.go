@@ -77,7 +77,7 @@ const pullTimeout = 2*time.Hour + time.Minute
 // digest. report, with bytes, is called about each second.
 func (c *Client) Pull(ctx context.Context, node netip.Addr, image string, kubernetes bool, report func(done, total uint64)) (digest string, err error) {
 	req, res := &apiv1.PullImageRequest{Image: image, Kubernetes: kubernetes}, &apiv1.PullImageProgress{}
-	err = c.stream(ctx, node, garboardv1connect.NodeServicePullImageProcedure, pullTimeout, req, res, func() {
+	err = c.stream(ctx, node, garboardv1connect.ImageServicePullProcedure, pullTimeout, req, res, func() {
 		if res.GetDigest() == "" {
 			report(res.GetDone(), res.GetTotal())
 		}

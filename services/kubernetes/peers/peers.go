@@ -183,7 +183,7 @@ func (frames) Unmarshal(data []byte, message any) error {
 func (s *session) dial(through *http.Transport, node netip.Addr, procedure string, res proto.Message) *connect.Client[frame, frame] {
 	url := "https://" + netip.AddrPortFrom(node, api.Port).String() + procedure
 	// A worker must not send the call, with the certificate of a peer, to another node.
-	asks := &http.Client{Transport: through, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	asks := &http.Client{Transport: api.Former{RoundTripper: through}, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return connect.NewClient[frame, frame](asks, url, connect.WithCodec(frames{}), connect.WithReadMaxBytes(maxAnswer),
 		connect.WithResponseInitializer(func(_ connect.Spec, message any) error {
 			message.(*frame).Message = res

@@ -64,10 +64,11 @@ type member struct {
 	garboardv1connect.UnimplementedEtcdServiceHandler
 	addr netip.Addr
 
-	mu    sync.Mutex // guards the following
-	sends netip.Addr // the node that it sends callers to
-	shown []*x509.Certificate
-	conns []string
+	mu     sync.Mutex // guards the following
+	sends  netip.Addr // the node that it sends callers to
+	former bool       // it runs the former release
+	shown  []*x509.Certificate
+	conns  []string
 }
 
 func (m *member) Beginning(context.Context, *connect.Request[apiv1.BeginningRequest]) (*connect.Response[apiv1.BeginningResponse], error) {
@@ -107,15 +108,22 @@ func newNamedMember(t *testing.T, names []string, authorities ...pki.CA) *member
 	}
 	mux := http.NewServeMux()
 	mux.Handle(garboardv1connect.NewEtcdServiceHandler(m))
-	mux.Handle(garboardv1connect.NodeServicePullImageProcedure, connect.NewServerStreamHandler(garboardv1connect.NodeServicePullImageProcedure, m.PullImage))
+	mux.Handle(garboardv1connect.ImageServicePullProcedure, connect.NewServerStreamHandler(garboardv1connect.ImageServicePullProcedure, m.PullImage))
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.mu.Lock()
 		m.shown, m.conns = append(m.shown, r.TLS.PeerCertificates[0]), append(m.conns, r.RemoteAddr)
-		to := m.sends
+		to, former := m.sends, m.former
 		m.mu.Unlock()
 		if to.IsValid() {
 			http.Redirect(w, r, "https://"+netip.AddrPortFrom(to, api.Port).String()+r.URL.Path, http.StatusTemporaryRedirect)
 			return
+		}
+		if method, _ := api.Lookup(r.URL.Path); former && method.Former != "" {
+			_ = connect.NewErrorWriter().Write(w, r, connect.NewError(connect.CodePermissionDenied, errors.New("no role may call POST "+r.URL.Path)))
+			return
+		}
+		if former {
+			r.URL.Path = api.Current(r.URL.Path)
 		}
 		mux.ServeHTTP(w, r)
 	}))
@@ -273,17 +281,20 @@ func TestNodeHangs(t *testing.T) {
 	}
 }
 
-// A stream ends when its node says nothing any more.
+// A stream ends when its node says nothing any more. A node of the former release knows it by another name.
 func TestStreamHangs(t *testing.T) {
 	t.Parallel()
 	ca := newCA(t)
-	m := newMember(t, ca)
-	c, _ := newClient(t, ca)
-	c.timeout = time.Second
-	var reported []uint64
-	_, err := c.Pull(t.Context(), m.addr, "registry.example/x:1", true, func(done, _ uint64) { reported = append(reported, done) })
-	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !slices.Equal(reported, []uint64{7}) || !strings.Contains(err.Error(), "said nothing for 1s") {
-		t.Errorf("reported %d: %v", reported, err)
+	for _, former := range []bool{false, true} {
+		m := newMember(t, ca)
+		m.former = former
+		c, _ := newClient(t, ca)
+		c.timeout = time.Second
+		var reported []uint64
+		_, err := c.Pull(t.Context(), m.addr, "registry.example/x:1", true, func(done, _ uint64) { reported = append(reported, done) })
+		if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !slices.Equal(reported, []uint64{7}) || !strings.Contains(err.Error(), "said nothing for 1s") {
+			t.Errorf("former release %v: reported %d: %v", former, reported, err)
+		}
 	}
 }
 

@@ -125,7 +125,7 @@ func TestTokens(t *testing.T) {
 		Balancer: server.URL, Trusted: cfg.Cluster.CA.Crt, Admin: pair,
 	}))
 	r.serve()
-	client := garboardv1connect.NewNodeServiceClient(r.as(admin), host)
+	client := garboardv1connect.NewAccessServiceClient(r.as(admin), host)
 
 	list, err := ask(t, client.ListTokens, &apiv1.ListTokensRequest{})
 	must(t, err)
@@ -140,7 +140,7 @@ func TestTokens(t *testing.T) {
 
 	made, err := ask(t, client.CreateToken, &apiv1.CreateTokenRequest{Ttl: durationpb.New(time.Hour), Description: "rack 5"})
 	must(t, err)
-	wantParts(t, r.audited(), "NodeService/CreateToken peer=jane", `ttl 1h0m0s, description \"rack 5\"`)
+	wantParts(t, r.audited(), "AccessService/CreateToken peer=jane", `ttl 1h0m0s, description \"rack 5\"`)
 	text := func(field string) string { return kubernetes.body.Text("stringData", field) }
 	if made.Token != text("token-id")+"."+text("token-secret") || strings.Contains(r.audited(), text("token-secret")) {
 		t.Errorf("token %s, and the Secret is %v", made.Token, kubernetes.body)
@@ -210,7 +210,7 @@ func TestTokens(t *testing.T) {
 	}
 	_, err = ask(t, client.RevokeToken, &apiv1.RevokeTokenRequest{Id: "nosuch"})
 	wantCode(t, err, connect.CodeFailedPrecondition, "not found")
-	_, err = ask(t, garboardv1connect.NewNodeServiceClient(r.as(reader), host).ListTokens, &apiv1.ListTokensRequest{})
+	_, err = ask(t, garboardv1connect.NewAccessServiceClient(r.as(reader), host).ListTokens, &apiv1.ListTokensRequest{})
 	wantCode(t, err, connect.CodePermissionDenied)
 	worker := *cfg
 	worker.Machine.Type, worker.Cluster.CA.Key = config.Worker, nil

@@ -15,9 +15,11 @@ import (
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/config/pki"
 	"github.com/garboard-os/garboard/services/kubernetes/controlplane"
 	"github.com/garboard-os/garboard/services/kubernetes/kubeclient"
 	"github.com/garboard-os/garboard/services/kubernetes/roster"
+	"github.com/garboard-os/garboard/services/system/configuration"
 )
 
 // A token with which machines join is a Secret. The API server accepts it until its end, and
@@ -53,8 +55,52 @@ func tokenEnd(o kubeclient.Object) time.Time {
 	return end
 }
 
+// accessService gives out what people and machines come into the cluster with.
+type accessService struct{ opts Options }
+
+// controlPlane is the configuration of this node, if it is a control plane. Only those hold what.
+func (s *accessService) controlPlane(what string) (*config.Config, error) {
+	c, err := configuration.Config(s.opts.Store)
+	if err != nil {
+		return nil, applyError(configuration.ErrNoConfig)
+	}
+	if !c.Machine.Type.ControlPlane() {
+		return nil, failed(connect.CodeFailedPrecondition, "this node is a %s, which doesn't hold %s: ask a control plane", c.Machine.Type, what)
+	}
+	return c, nil
+}
+
+// Kubeconfig is there also before Kubernetes is.
+func (s *accessService) Kubeconfig(_ context.Context, req *connect.Request[apiv1.KubeconfigRequest]) (*connect.Response[apiv1.KubeconfigResponse], error) {
+	c, err := s.controlPlane("the cluster's authority")
+	if err != nil {
+		return nil, err
+	}
+	who, err := config.Access{User: req.Msg.GetUser(), Groups: req.Msg.GetGroups(), Validity: req.Msg.GetTtl().AsDuration()}.Complete()
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	data, expires, err := who.Kubeconfig(c.Cluster.Name, c.Cluster.ControlPlane.Endpoint.String(), c.Cluster.CA.CA(), c.Cluster.TrustedCAs(), time.Now())
+	return connect.NewResponse(&apiv1.KubeconfigResponse{Kubeconfig: data, Expires: timestamppb.New(expires)}), err
+}
+
+// ClientCertificate signs for the caller, with its own name and roles.
+func (s *accessService) ClientCertificate(ctx context.Context, req *connect.Request[apiv1.ClientCertificateRequest]) (*connect.Response[apiv1.ClientCertificateResponse], error) {
+	c, err := s.controlPlane("the authority of the machine API")
+	if err != nil {
+		return nil, err
+	}
+	request, err := pki.ParseRequest(req.Msg.GetRequest())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	caller := callOf(ctx)
+	crt, err := c.Machine.CA.CA().Sign(request.PublicKey, pki.Leaf{CN: caller.peer, Orgs: caller.roles, Client: true, Now: time.Now()})
+	return connect.NewResponse(&apiv1.ClientCertificateResponse{Certificate: crt, Authorities: c.Machine.TrustedCAs()}), err
+}
+
 // withKubernetes calls do with a client of the cluster's administrator.
-func (s *nodeService) withKubernetes(do func(*config.Config, *kubeclient.Client) error) error {
+func (s *accessService) withKubernetes(do func(*config.Config, *kubeclient.Client) error) error {
 	c, err := s.controlPlane("the cluster's authority")
 	if err != nil {
 		return err
@@ -70,7 +116,7 @@ func (s *nodeService) withKubernetes(do func(*config.Config, *kubeclient.Client)
 	return nil
 }
 
-func (s *nodeService) CreateToken(ctx context.Context, req *connect.Request[apiv1.CreateTokenRequest]) (*connect.Response[apiv1.CreateTokenResponse], error) {
+func (s *accessService) CreateToken(ctx context.Context, req *connect.Request[apiv1.CreateTokenRequest]) (*connect.Response[apiv1.CreateTokenResponse], error) {
 	life := req.Msg.GetTtl().AsDuration()
 	if life < time.Minute || life > maxTokenLife {
 		return nil, failed(connect.CodeInvalidArgument, "a token for %s: it must be for %s to %s", life, time.Minute, maxTokenLife)
@@ -94,7 +140,7 @@ func (s *nodeService) CreateToken(ctx context.Context, req *connect.Request[apiv
 	return connect.NewResponse(&apiv1.CreateTokenResponse{Token: token, Ends: timestamppb.New(end)}), err
 }
 
-func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
+func (s *accessService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.ListTokensRequest]) (*connect.Response[apiv1.ListTokensResponse], error) {
 	res := &apiv1.ListTokensResponse{}
 	return connect.NewResponse(res), s.withKubernetes(func(cfg *config.Config, c *kubeclient.Client) error {
 		facts, err := s.opts.Roster(ctx)
@@ -128,7 +174,7 @@ func (s *nodeService) ListTokens(ctx context.Context, _ *connect.Request[apiv1.L
 	})
 }
 
-func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
+func (s *accessService) RevokeToken(ctx context.Context, req *connect.Request[apiv1.RevokeTokenRequest]) (*connect.Response[apiv1.RevokeTokenResponse], error) {
 	id, end := req.Msg.GetId(), time.Now().Add(max(req.Msg.GetAfter().AsDuration(), 0))
 	err := s.withKubernetes(func(cfg *config.Config, c *kubeclient.Client) error {
 		forMachines, err := s.endForMachines(ctx, cfg, id, &end)
@@ -156,7 +202,7 @@ func (s *nodeService) RevokeToken(ctx context.Context, req *connect.Request[apiv
 }
 
 // endForMachines ends the token with an ID for the machine API, unless it ends before. It reports whether there is one.
-func (s *nodeService) endForMachines(ctx context.Context, cfg *config.Config, id string, end *time.Time) (bool, error) {
+func (s *accessService) endForMachines(ctx context.Context, cfg *config.Config, id string, end *time.Time) (bool, error) {
 	facts, err := s.opts.Roster(ctx)
 	if err != nil {
 		return false, err

@@ -2,79 +2,67 @@ package api
 
 import (
 	"bytes"
-	"cmp"
 	"io"
 	"net/http"
-	"sync"
 )
 
-// A method that has another procedure than in the former release has the option former. For one release, both sides
-// know both names by that option: nodes answer the former one, and clients ask nodes of the former release by it.
-
-var current = sync.OnceValue(func() map[string]string {
-	procedures := map[string]string{}
-	for _, m := range methods() {
-		if m.Former != "" {
-			procedures[m.Former] = m.Procedure
-		}
-	}
-	return procedures
-})
+// A method whose procedure was another one in the former release has the option former. For one release, both sides
+// know both: nodes answer the former procedure, and clients ask nodes of the former release by it.
 
 // Current is the procedure that has taken the place of one of the former release. Any other path stays as it is.
-func Current(path string) string { return cmp.Or(current()[path], path) }
+func Current(path string) string {
+	for _, m := range methods() {
+		if m.Former != "" && m.Former == path {
+			return m.Procedure
+		}
+	}
+	return path
+}
 
-// Former is a client's transport, for nodes of this release and of the former one. A request is sent again, with the
-// procedure of the former release, if the node has refused it because it doesn't know the present one: it did nothing,
-// but its audit log has the refusal. A request whose length isn't known, a stream, is sent once: no method that
-// receives one may have the option. Nor does it work for clients that speak gRPC: ours don't.
+// maxRefusal is more than a gate says when it refuses a call.
+const maxRefusal = 1 << 10
+
+// Former is the transport of a client that nodes of the former release answer, too. It sends a request again, with the
+// former procedure, if the gate has refused it because it doesn't know the present one. The node has done nothing then,
+// but its audit log has the refusal.
+//
+// What isn't covered: requests with several messages, which can't be sent twice, so no such method may have the option;
+// and protocols other than Connect with POST, which no client of ours uses.
 type Former struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
 func (f Former) RoundTrip(r *http.Request) (*http.Response, error) {
 	m := methods()[r.URL.Path]
-	if m.Former == "" || r.ContentLength < 0 || r.Body == nil {
+	if m.Former == "" || r.Body == nil || r.ContentLength < 0 {
 		return f.RoundTripper.RoundTrip(r)
 	}
-	// The first attempt may still read its body while the second one is sent: each has its own.
 	body, err := io.ReadAll(r.Body)
 	r.Body.Close()
 	if err != nil {
 		return nil, err
 	}
+	// A node may refuse a request before it has read it. So each attempt has a reader of its own.
 	send := func(procedure string) (*http.Response, error) {
-		own := r.Clone(r.Context())
-		own.URL.Path = procedure
-		own.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
-		own.Body, _ = own.GetBody()
-		return f.RoundTripper.RoundTrip(own)
+		attempt := r.Clone(r.Context())
+		attempt.URL.Path = procedure
+		attempt.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }
+		attempt.Body, _ = attempt.GetBody()
+		return f.RoundTripper.RoundTrip(attempt)
 	}
+	// A refusal has a length, also as the end of a stream, which has another status. Others have the same code.
 	response, err := send(m.Procedure)
+	refused := err == nil && (m.Streaming || response.StatusCode == http.StatusForbidden)
+	if !refused || response.ContentLength <= 0 || response.ContentLength > maxRefusal {
+		return response, err
+	}
+	answer, err := io.ReadAll(response.Body) // the transport ends it at that length
+	response.Body.Close()
 	if err != nil {
 		return nil, err
 	}
-	unknown, err := refusedAsUnknown(response)
-	switch {
-	case err != nil:
-		return nil, err
-	case unknown:
+	if bytes.Contains(answer, []byte("no role may call POST "+m.Procedure)) {
 		return send(m.Former)
 	}
+	response.Body = io.NopCloser(bytes.NewReader(answer))
 	return response, nil
-}
-
-// maxRefusal is larger than a refusal of the gate is.
-const maxRefusal = 1 << 10
-
-// refusedAsUnknown reports whether the gate of the former release has refused a request because it doesn't know the
-// procedure. Its words are what tells: for the code, it could be the caller's role. They are in a whole answer, whose
-// length is known, also where a stream was asked for.
-func refusedAsUnknown(response *http.Response) (bool, error) {
-	if response.ContentLength <= 0 || response.ContentLength > maxRefusal {
-		return false, nil
-	}
-	body, err := io.ReadAll(response.Body) // the transport ends it at that length
-	response.Body.Close()
-	response.Body = io.NopCloser(bytes.NewReader(body))
-	return bytes.Contains(body, []byte("no role may call POST /")), err
 }

@@ -43,11 +43,9 @@ type question[A any] = func(context.Context, *client.Client) (A, error)
 // asking makes the question of a request to a service.
 func asking[S, Q, A any](service func(*client.Client) S, method func(S, context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q) question[*A] {
 	return func(ctx context.Context, c *client.Client) (*A, error) {
-		response, err := method(service(c), ctx, connect.NewRequest(request))
-		if err != nil {
-			return nil, err
-		}
-		return response.Msg, nil
+		return client.Unary(ctx, func(ctx context.Context, r *connect.Request[Q]) (*connect.Response[A], error) {
+			return method(service(c), ctx, r)
+		}, request)
 	}
 }
 

@@ -52,9 +52,8 @@ func (a *app) tokenCreateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			added := fmt.Sprintf("machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
+			text := fmt.Appendf(nil, "machine:\n  token: %s\ncluster:\n  token: %[1]s\n", m.Token)
 			fmt.Fprintf(a.notes(), "machines join with it until %s; it belongs into the configuration of workers:\n", stamp(m.Ends.AsTime()))
-			text := []byte(added)
 			if file != "" {
 				if text, err = patch.Apply(worker, text); err != nil {
 					return fmt.Errorf("%s: %w; the token is %s", file, err, m.Token)

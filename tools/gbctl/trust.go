@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
-	"github.com/garboard-os/garboard/api/garboardv1"
+	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 )
 
 // trusted returns a client for a node to which secrets, what, are about to be sent. Without
@@ -18,7 +17,7 @@ func (a *app) trusted(ctx context.Context, c *client.Client, what string) (*clie
 	if !a.insecure || a.fingerprint != "" {
 		return c, nil
 	}
-	if _, err := c.Node.Version(ctx, connect.NewRequest(&garboardv1.VersionRequest{})); err != nil {
+	if _, err := client.Unary(ctx, c.Node.Version, &apiv1.VersionRequest{}); err != nil {
 		return nil, err
 	}
 	shown := c.Shown()

@@ -57,7 +57,7 @@ func TestFormerAsksAgainForOneReasonOnly(t *testing.T) {
 		what, path, body string
 		length           int64 // of the answer
 		status           int
-		stream, fails    bool  // the request is a stream, the answer breaks off
+		stream, fails    bool // the request is a stream, the answer breaks off
 		requests         int
 	}{
 		{"unknown", m.Procedure, refusal, int64(len(refusal)), 403, false, false, 2},

@@ -49,7 +49,7 @@ type ImageServiceClient interface {
 	// Remove removes images that nothing uses.
 	Remove(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
 	// Pull pulls an image, unless it is there already, and streams
-	// the progress. The pull ends with the call, and after 15 minutes at the latest.
+	// the progress. The pull ends with the call, and after 2 hours at the latest.
 	Pull(context.Context, *connect.Request[garboardv1.PullImageRequest]) (*connect.ServerStreamForClient[garboardv1.PullImageProgress], error)
 	// Check asks registries for images as a pull does, by mirrors, credentials and rules for
 	// signatures, and pulls nothing.
@@ -130,7 +130,7 @@ type ImageServiceHandler interface {
 	// Remove removes images that nothing uses.
 	Remove(context.Context, *connect.Request[garboardv1.RemoveImagesRequest]) (*connect.Response[garboardv1.RemoveImagesResponse], error)
 	// Pull pulls an image, unless it is there already, and streams
-	// the progress. The pull ends with the call, and after 15 minutes at the latest.
+	// the progress. The pull ends with the call, and after 2 hours at the latest.
 	Pull(context.Context, *connect.Request[garboardv1.PullImageRequest], *connect.ServerStream[garboardv1.PullImageProgress]) error
 	// Check asks registries for images as a pull does, by mirrors, credentials and rules for
 	// signatures, and pulls nothing.

@@ -129,9 +129,10 @@ func TestLockedNodeTakesItsKeyAndNothingElse(t *testing.T) {
 		_, err := ask(t, garboardv1connect.NewConfigServiceClient(r.as(headers), host).Apply, &apiv1.ApplyConfigRequest{Document: []byte("mine")})
 		wantCode(t, err, connect.CodeFailedPrecondition, "unlock it first")
 		node := garboardv1connect.NewNodeServiceClient(r.as(headers), host)
+		operations := garboardv1connect.NewOperationServiceClient(r.as(headers), host)
 		for what, ask := range map[string]func() error{
 			"disks": func() error { _, err := ask(t, node.Disks, &apiv1.DisksRequest{}); return err },
-			"reset": func() error { _, err := ask(t, node.Reset, &apiv1.ResetRequest{}); return err },
+			"reset": func() error { _, err := ask(t, operations.Reset, &apiv1.ResetRequest{}); return err },
 			"add": func() error {
 				_, err := ask(t, node.AddRecoveryKey, &apiv1.RecoveryKeyRequest{Key: []byte(key)})
 				return err

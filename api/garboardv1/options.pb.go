@@ -133,8 +133,9 @@ var (
 	//
 	// optional bool locked = 50007;
 	E_Locked = &file_garboard_v1_options_proto_extTypes[6]
-	// The procedure that the method was in the former release. For one release, nodes answer it as the method, and clients
-	// ask nodes of the former release by it. Not for methods that receive a stream: its messages can't be sent twice.
+	// The procedure that the method was in the former release. For one release, nodes answer it as
+	// the method, and clients ask nodes of the former release by it. Not for methods that receive a
+	// stream: its messages can't be sent twice.
 	//
 	// optional string former = 50008;
 	E_Former = &file_garboard_v1_options_proto_extTypes[7]

@@ -105,7 +105,7 @@ type call struct {
 type callKey struct{}
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	r.URL.Path = api.Current(r.URL.Path)
+	r.URL.Path = api.Current(r.URL.Path) // from here on, all is about the procedure of this release
 	s := g.State()
 	g.serve(w, r, s, s.identify)
 }
@@ -225,7 +225,7 @@ func (g *gate) decide(r *http.Request, s *state, identify identifier) (c call, m
 		err = fmt.Errorf("%s isn't there while no key of the machine opens its disk; unlock it first (gbctl -n ADDRESS unlock --insecure)", printablePath(r))
 	case s.mode == api.ModeMaintenance:
 		err = fmt.Errorf("%s isn't there in maintenance mode: the node has no configuration yet; apply one first", printablePath(r))
-	case !known:
+	case !known: // clients of the next release look for these words (api.Former)
 		err = fmt.Errorf("no role may call %s %s", printable(r.Method), printablePath(r))
 	case !api.Allowed(m, caller.roles):
 		has := "none"

@@ -37,10 +37,12 @@ type hits map[string]nftables.CounterObj
 
 var table = nftables.Table{Name: "garboard", Family: nftables.TableFamilyINet}
 
-func dial() (*nftables.Conn, error) {
-	return nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
+// dial doesn't ask the kernel yet: each request opens a socket.
+func dial() *nftables.Conn {
+	c, _ := nftables.New(nftables.WithSockOptions(func(c *netlink.Conn) error {
 		return errors.Join(c.SetDeadline(time.Now().Add(kernelTimeout)), c.SetReadBuffer(kernelBuffer), c.SetWriteBuffer(kernelBuffer))
 	}))
+	return c
 }
 
 // nft is the table in the kernel.
@@ -49,10 +51,7 @@ type nft struct{}
 // replace puts the rules in the place of the former ones, in one transaction: the kernel takes all of them, or keeps
 // the former. Their counters begin with what was counted.
 func (nft) replace(rules []rule, counted hits) error {
-	c, err := dial()
-	if err != nil {
-		return err
-	}
+	c := dial()
 	t := c.AddTable(&table) // or else there may be none to delete
 	c.DelTable(t)
 	chains, named := map[string]*nftables.Chain{}, map[string]bool{"": true}
@@ -85,11 +84,7 @@ func firstError(err error) error {
 
 // read returns no counters if there is no table.
 func (nft) read() (hits, error) {
-	c, err := dial()
-	if err != nil {
-		return nil, err
-	}
-	all, err := c.GetObjects(&table)
+	all, err := dial().GetObjects(&table)
 	counted := hits{}
 	for _, o := range all {
 		if counter, ok := o.(*nftables.CounterObj); ok {

@@ -87,10 +87,7 @@ func (p *policies) unable(c *config.Config) string {
 
 // tryQueue makes a rule that queues, in a chain that no packet passes, and removes it in the same transaction.
 func tryQueue() error {
-	c, err := dial()
-	if err != nil {
-		return err
-	}
+	c := dial()
 	t := c.AddTable(&nftables.Table{Name: "garboard-try", Family: nftables.TableFamilyINet})
 	chain := c.AddChain(&nftables.Chain{Name: "queue", Table: t})
 	c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{&expr.Queue{}}})
@@ -99,10 +96,6 @@ func tryQueue() error {
 }
 
 func hasAgent() (bool, error) {
-	c, err := dial()
-	if err != nil {
-		return false, err
-	}
-	all, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	all, err := dial().ListTablesOfFamily(nftables.TableFamilyINet)
 	return slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == agentTable }), err
 }

@@ -23,10 +23,7 @@ func TestPoliciesInTheKernel(t *testing.T) {
 	var can, agents error
 	must(s.in(func() error {
 		can = tryQueue()
-		c, err := dial()
-		if err != nil {
-			return err
-		}
+		c := dial()
 		table := c.AddTable(&nftables.Table{Name: "agents", Family: nftables.TableFamilyINet})
 		hook := &nftables.Chain{Name: "postrouting", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityFilter}
 		c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(hook), Exprs: []expr.Any{&expr.Queue{Num: 100}}})

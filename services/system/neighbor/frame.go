@@ -143,13 +143,11 @@ func read(frame []byte, address netip.Addr) (Observation, net.HardwareAddr) {
 	case address.Is6() && kind == unix.ETH_P_IPV6:
 		what, mac = readICMP6(body, address)
 	}
-	if toAll := frame[0]&1 == 1; toAll {
-		return what, mac
-	}
-	switch what {
-	case Probe:
+	switch toAll := frame[0]&1 == 1; {
+	case toAll:
+	case what == Probe:
 		return DirectProbe, net.HardwareAddr(bytes.Clone(frame[macSize : 2*macSize]))
-	case Announcement:
+	case what == Announcement:
 		return Keepalive, mac
 	}
 	return what, mac

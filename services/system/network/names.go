@@ -3,7 +3,6 @@ package network
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -64,10 +63,7 @@ func (o *owner) write(name, content string) error {
 // and would keep the old one after a rename. For a short time the end of a longer old
 // content follows the new one; after a power cut /etc is made again in any case.
 func replace(path, content string) error {
-	f, err := untrusted.OpenFile(path, os.O_WRONLY, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return untrusted.WriteFile(path, []byte(content), 0o644)
-	}
+	f, err := untrusted.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
 	}

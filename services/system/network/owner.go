@@ -104,7 +104,7 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		o.byHand = true
 	default:
 	}
-	if err := o.configure(); err != nil {
+	if _, err := o.configure(); err != nil {
 		return err
 	}
 	if err := o.hearLLDP(ctx); err != nil {
@@ -116,20 +116,22 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 	return o.loop(ctx, configs)
 }
 
-// configure applies the configuration; without one, an empty one.
-func (o *owner) configure() error {
+// configure applies the configuration; without one, an empty one. It reports whether that changes what is wanted.
+func (o *owner) configure() (changed bool, err error) {
 	cfg, err := configuration.Configs.Get(o.o.Store, configuration.ConfigID)
 	if err != nil && !errors.Is(err, resource.ErrNotFound) {
-		return err
+		return false, err
 	}
+	old := o.cfg
 	if o.cfg = (&config.Config{Machine: config.Machine{Network: o.without}}); err == nil {
 		o.cfg, o.version = cfg.Spec, cfg.Version
 	}
 	if err == nil && !o.configured {
 		o.configured = true
-		return o.takeOver()
+		return true, o.takeOver()
 	}
-	return nil
+	return old == nil || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
+		!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP), nil
 }
 
 // takeOver starts again with the first configuration: the node's name and
@@ -174,35 +176,29 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 			}
 			reported = o.version
 		}
+		var err error
 		changed = false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-configs:
-			old, before := o.cfg, o.configured
-			if err := o.configure(); err != nil {
-				return err
-			}
-			changed = before != o.configured || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
-				!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP)
+			changed, err = o.configure()
 		case o.without = <-o.typed:
-			o.byHand = true
-			if err := o.configure(); err != nil {
-				return err
-			}
-			o.settled, changed = false, true
+			_, err = o.configure()
+			o.byHand, o.settled, changed = true, false, true
 		case take := <-o.heard:
 			changed = take()
 		case <-observe.C:
-			if err := errors.Join(o.reportObjects(), o.reportNeighbors(), o.reportLLDP(time.Now())); err != nil {
-				return err
-			}
+			err = errors.Join(o.reportObjects(), o.reportNeighbors(), o.reportLLDP(time.Now()))
 			changed = len(o.tunnels) > 0
 		case now := <-tick.C:
 			changed = !o.settled || o.configured && o.savedAddr != o.pinned || len(o.errs) > 0 || !now.Before(o.due)
 			if !changed {
 				o.spent = 0
 			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 }

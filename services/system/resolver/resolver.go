@@ -173,11 +173,8 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 // listen answers at the address, which it adds to lo, until stop is called. failed has an error if it can't go on.
 func (r *resolver) listen(at netip.Addr) (stop func(), failed chan error, err error) {
 	address := &netlink.Addr{Scope: int(netlink.SCOPE_HOST), IPNet: &net.IPNet{IP: at.AsSlice(), Mask: net.CIDRMask(at.BitLen(), at.BitLen())}}
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.AddrReplace(lo, address)
-	}
-	if err != nil {
+	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1}} // always
+	if err = netlink.AddrReplace(lo, address); err != nil {
 		return nil, nil, fmt.Errorf("add %s to lo: %w", at, err)
 	}
 	place := netip.AddrPortFrom(at, 53).String()
@@ -214,8 +211,8 @@ func (r *resolver) serveUDP(conn net.PacketConn) error {
 		if err != nil {
 			return err
 		}
-		if asked := bytes.Clone(packet[:n]); !r.outside(from) {
-			r.answering(func() (err error) {
+		if asked := bytes.Clone(packet[:n]); !r.outside(from) && r.room() {
+			go r.answer(func() (err error) {
 				if m := r.reply(asked, dns.MinMsgSize); m != nil {
 					_, err = conn.WriteTo(m, from)
 				}
@@ -237,32 +234,30 @@ func (r *resolver) serveTCP(l net.Listener) error {
 			for stream := (&dns.Conn{Conn: conn}); !r.outside(conn.RemoteAddr()); {
 				_ = conn.SetDeadline(time.Now().Add(idle))
 				asked, err := stream.ReadMsgHeader(nil)
-				if err != nil {
-					return nil // the client has gone
+				if err != nil || !r.room() {
+					return nil // the client has gone, or asks again
 				}
-				done := make(chan struct{})
-				if !r.answering(func() error { defer close(done); _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err }) {
-					return nil
-				}
-				<-done
+				r.answer(func() error { _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err })
 			}
 			return nil
 		})
 	}
 }
 
-// answering answers a question, if there is room. Who gets no answer asks again.
-func (r *resolver) answering(answer func() error) bool {
+// room takes a place for a question, if there is one. Who gets no answer asks again.
+func (r *resolver) room() bool {
 	select {
 	case r.questions <- struct{}{}:
-		go func() {
-			defer func() { <-r.questions }()
-			_ = dag.Guard(r.log, answer)
-		}()
 		return true
 	default:
 		return false
 	}
+}
+
+// answer answers a question that has a place.
+func (r *resolver) answer(question func() error) {
+	defer func() { <-r.questions }()
+	_ = dag.Guard(r.log, question)
 }
 
 // reply answers a packet with one of at most so many bytes, over UDP those that it allows; nil: there is no answer.

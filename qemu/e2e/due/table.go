@@ -114,7 +114,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/onenode": {Tests: map[string][]string{
 		// It runs with every change: so it also covers what no long test was written for.
 		"TestOneNodeInContainer": {
-			"services/*.go", "services/core", "services/kubernetes", "services/system/logship", "services/system/netcheck", "init", "config", "boot/*.go", "boot/untrusted",
+			"services/*.go", "services/core", "services/kubernetes", "services/system/logship", "services/system/netcheck", "services/system/outbound", "init", "config", "boot/*.go", "boot/untrusted",
 			"image/*.go", "image/cache", "image/components", "image/debian", "image/oci", "image/program", "image/progress", "image/rootfs",
 			"qemu/*.go", "qemu/container", "qemu/exit", "qemu/osthread", "tools/devcluster", "tools/gbctl/*.go", "go.mod", "go.sum",
 		},

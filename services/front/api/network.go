@@ -18,6 +18,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/services/system/netcheck"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 )
 
 // CheckNetwork tries the way to a host.
@@ -26,7 +27,7 @@ func (s *nodeService) CheckNetwork(ctx context.Context, req *connect.Request[api
 	if !plainHost.MatchString(host) || len(host) > 253 || port > 65535 {
 		return failed(connect.CodeInvalidArgument, "%q with port %d is no host: a name, or an address without a zone, and a port of at most 65535", shortened(readable(host)), port)
 	}
-	trusted, err := network.Authorities(boot.CABundle, nil)
+	trusted, err := outbound.Authorities(boot.CABundle, nil)
 	if err != nil {
 		return connect.NewError(connect.CodeUnavailable, err)
 	}

@@ -30,7 +30,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 )
 
 // dockerHub is where images of docker.io come from: credentials are asked for by
@@ -284,13 +284,13 @@ func (o origin) update(c *http.Client) error {
 	if !ok {
 		return fmt.Errorf("unexpected transport %T of a registry's client", c.Transport)
 	}
-	pool, err := network.Authorities(o.bundle, old.TLSClientConfig.RootCAs)
+	pool, err := outbound.Authorities(o.bundle, old.TLSClientConfig.RootCAs)
 	if err != nil {
 		return err
 	}
 	t := old.Clone()
 	t.TLSClientConfig.RootCAs = pool
-	t.Proxy = network.Proxy(o.machine.Env)
+	t.Proxy = outbound.Proxy(o.machine.Env)
 	t.ResponseHeaderTimeout = answerWait
 	c.Transport = bounded{t, silenceWait}
 	return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/reason"
 	"github.com/garboard-os/garboard/services/core/resource"
-	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 )
 
 const (
@@ -76,7 +76,7 @@ func extraURLs(c *config.Cluster) (urls []config.URL) {
 }
 
 func fetchManifest(ctx context.Context, env map[string]string, u config.URL) (m Manifest, err error) {
-	transport, err := network.Outbound(env)
+	transport, err := outbound.Transport(env)
 	if err != nil {
 		return m, err
 	}

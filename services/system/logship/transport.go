@@ -15,7 +15,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/logs"
-	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 )
 
 const (
@@ -47,7 +47,7 @@ type transport interface {
 // open opens the way to the server. ctx is for that, hard for what is sent.
 func (d *destination) open(ctx, hard context.Context) (transport, error) {
 	if strings.HasPrefix(d.Endpoint.Scheme, "http") {
-		client, err := network.Outbound(d.env)
+		client, err := outbound.Transport(d.env)
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func (d *destination) dial(ctx context.Context) (net.Conn, error) {
 	if d.Endpoint.Scheme != "tls" {
 		return new(net.Dialer).DialContext(ctx, d.Endpoint.Scheme, d.Endpoint.Host)
 	}
-	pool, err := network.Authorities(boot.CABundle, nil)
+	pool, err := outbound.Authorities(boot.CABundle, nil)
 	if err != nil {
 		return nil, err
 	}

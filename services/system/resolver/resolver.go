@@ -36,6 +36,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 )
 
 const (
@@ -165,7 +166,7 @@ func learn(store *resource.Store, cfg *config.Config) (f facts, err error) {
 	}
 	f.servers = f.servers[:min(len(f.servers), config.MaxNameservers)]
 	if len(cfg.Machine.Network.Resolver.DNSOverTLS) > 0 {
-		f.trusted, err = network.Authorities(boot.CABundle, nil)
+		f.trusted, err = outbound.Authorities(boot.CABundle, nil)
 	}
 	return f, err
 }

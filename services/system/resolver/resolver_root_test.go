@@ -28,6 +28,7 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/network"
+	"github.com/garboard-os/garboard/services/system/outbound"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
@@ -347,7 +348,7 @@ func TestOverTLS(t *testing.T) {
 	t.Cleanup(func() { _ = l.Close(); <-done })
 	bundle := filepath.Join(t.TempDir(), "authorities")
 	r.must(os.WriteFile(bundle, ca.Cert, 0o600))
-	authorities, err := network.Authorities(bundle, nil)
+	authorities, err := outbound.Authorities(bundle, nil)
 	r.must(err)
 	for _, tt := range []struct {
 		name    string

@@ -1,4 +1,5 @@
-package network
+// Package outbound is how PID 1 itself asks servers outside of the cluster: by which proxy, and whom it believes.
+package outbound
 
 import (
 	"cmp"
@@ -23,17 +24,17 @@ const (
 	maxBundle = 4 << 20
 )
 
-// Outbound is for requests of PID 1 itself to servers outside of the cluster.
+// Transport is for requests of PID 1 itself to servers outside of the cluster.
 // It uses the proxies of machine.env, and trusts the authorities in the current
 // bundle. Both may change while the node runs, and Go reads the environment and
 // the system's authorities only once per process. So neither is left to Go, and
 // each piece of work gets a new transport. Close its idle connections
 // afterwards.
-func Outbound(env map[string]string) (*http.Transport, error) {
-	return outbound(env, boot.CABundle)
+func Transport(env map[string]string) (*http.Transport, error) {
+	return transport(env, boot.CABundle)
 }
 
-func outbound(env map[string]string, bundle string) (*http.Transport, error) {
+func transport(env map[string]string, bundle string) (*http.Transport, error) {
 	pool, err := Authorities(bundle, nil)
 	if err != nil {
 		return nil, err

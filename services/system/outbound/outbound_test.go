@@ -1,4 +1,4 @@
-package network
+package outbound
 
 import (
 	"encoding/pem"
@@ -49,7 +49,7 @@ func TestS146Outbound(t *testing.T) {
 		if err := os.WriteFile(bundle, []byte(step.bundle), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		transport, err := outbound(nil, bundle)
+		transport, err := transport(nil, bundle)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -52,8 +52,9 @@ type (
 		family   int // netlink.FAMILY_V4 or FAMILY_V6
 	}
 	mtu     struct{ index, bytes int }
-	tagged  struct{ index, vlan int } // a VLAN that a port of a bridge has, or the bridge itself
-	altname struct {                  // a second name of a link, which programs can use as the first
+	member  struct{ index, master int } // of a bond, bridge or VRF
+	tagged  struct{ index, vlan int }   // a VLAN that a port of a bridge has, or the bridge itself
+	altname struct {                    // a second name of a link, which programs can use as the first
 		index int
 		name  string
 	}
@@ -65,10 +66,12 @@ func (r rule) link() int    { return 0 }
 func (m mtu) link() int     { return m.index }
 func (a altname) link() int { return a.index }
 func (v tagged) link() int  { return v.index }
+func (m member) link() int  { return m.index }
 
 func (a address) on(link string) string { return fmt.Sprintf("address %s of %s", a.prefix, link) }
 func (a altname) on(link string) string { return fmt.Sprintf("name %s of %s", a.name, link) }
 func (v tagged) on(link string) string  { return fmt.Sprintf("VLAN %d on %s", v.vlan, link) }
+func (m member) on(link string) string  { return "membership of " + link }
 
 // A rule of both families has no addresses.
 func (r rule) on(string) string {
@@ -104,6 +107,14 @@ func (a address) change(add bool) error {
 		_ = netlink.AddrDel(l, k)
 	}
 	return either(add, netlink.AddrReplace, netlink.AddrDel)(l, k)
+}
+
+func (m member) change(add bool) error {
+	l, to := linkOf(m.index), either(add, m.master, 0)
+	if master, err := netlink.LinkByIndex(to); err == nil && master.Type() == "bond" {
+		_ = netlink.LinkSetDown(l) // a bond takes no other
+	}
+	return netlink.LinkSetMasterByIndex(l, to)
 }
 
 func (v tagged) change(add bool) error {
@@ -208,6 +219,7 @@ func readKernel() (actual, error) {
 	}
 	for _, l := range links {
 		now.objects[mtu{l.Attrs().Index, l.Attrs().MTU}] = true
+		now.objects[member{l.Attrs().Index, l.Attrs().MasterIndex}] = true
 		for _, name := range l.Attrs().AltNames {
 			now.objects[altname{l.Attrs().Index, name}] = true
 		}
@@ -264,7 +276,7 @@ func routeOf(k netlink.Route) route {
 // needs the addresses of its link, and the network of its gateway.
 func rank(o object) int {
 	switch o := o.(type) {
-	case mtu, altname, tagged:
+	case mtu, altname, tagged, member:
 		return 0
 	case address:
 		return 1

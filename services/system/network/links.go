@@ -1,7 +1,6 @@
 package network
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -214,15 +213,16 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 		return o.add(v)
 	}
 	o.made[v.name] = v
+	o.lead(l, v)
 	switch {
 	case v.entry.WireGuard != nil:
 		return o.key(ctx, l, v.entry.WireGuard)
 	case v.entry.Bridge != nil:
-		return errors.Join(o.enslave(l, v), configureBridge(v.name, v.entry.Bridge))
+		return configureBridge(v.name, v.entry.Bridge)
 	case v.entry.Bond != nil:
-		return errors.Join(o.enslave(l, v), o.adjust(l, v))
+		return o.adjust(l, v)
 	}
-	return o.enslave(l, v)
+	return nil
 }
 
 func (o *owner) add(v virtual) error {
@@ -234,11 +234,7 @@ func (o *owner) add(v virtual) error {
 		}
 		below = l.Attrs().Index
 	}
-	made := o.o.link(v, below)
-	if v.entry.VRF == nil {
-		made.Attrs().HardwareAddr = firstAddress(v.members)
-	}
-	err := netlink.LinkAdd(made)
+	err := netlink.LinkAdd(o.o.link(v, below))
 	if errors.Is(err, unix.EEXIST) {
 		// It was made just now, by us or by the module for bonds, which the kernel
 		// has loaded for this call. The next event shows which of them.
@@ -251,67 +247,23 @@ func (o *owner) add(v virtual) error {
 	return nil
 }
 
-// firstAddress is the address of the first link that is there. The kernel is asked: a link
-// that was a member of another bond has its own address again.
-func firstAddress(links []string) net.HardwareAddr {
-	for _, name := range links {
-		if l, err := netlink.LinkByName(name); err == nil {
-			return l.Attrs().HardwareAddr
-		}
+// lead gives a bond or bridge the address of the first of its members that is here, before it has that one. A driver may
+// find the first card after another one. Later the address stays, because others know the node by it.
+func (o *owner) lead(master netlink.Link, v virtual) {
+	has := func(name string) bool {
+		l := o.links[name]
+		return l != nil && l.Attrs().MasterIndex == master.Attrs().Index
 	}
-	return nil
-}
-
-// enslave makes the listed links the members of a bond, bridge or VRF, in the order of the list: Linux gives a bond
-// without an address that of its first one. A bond takes only a link that is down, so a link that is a member already
-// isn't changed.
-func (o *owner) enslave(master netlink.Link, v virtual) error {
-	members := v.members
-	index := master.Attrs().Index
-	var errs []error
-	for name := range o.slaves {
-		l, err := netlink.LinkByName(name) // events may be late
-		if err != nil || slices.Contains(members, name) || o.slaves[name] != [2]int{index, l.Attrs().Index} {
-			continue
-		}
-		if l.Attrs().MasterIndex == index {
-			err = netlink.LinkSetNoMaster(l)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("take %s out of %s: %w", name, master.Attrs().Name, err))
-			continue
-		}
-		delete(o.slaves, name)
+	i := slices.IndexFunc(v.members, func(name string) bool { return o.links[name] != nil })
+	if v.entry.VRF != nil || i < 0 || has(v.members[i]) || o.settled && slices.ContainsFunc(v.members, has) {
+		return
 	}
-	for i, name := range members {
-		l, err := netlink.LinkByName(name)
-		if err != nil || l.Attrs().MasterIndex == index {
-			continue
-		}
-		// A driver may have found the first card after another one. Later the address stays,
-		// because others know the node by it.
-		if mac := l.Attrs().HardwareAddr; i == 0 && v.entry.VRF == nil && !o.settled && !bytes.Equal(mac, master.Attrs().HardwareAddr) {
-			if err := netlink.LinkSetHardwareAddr(master, mac); err != nil {
-				o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", master.Attrs().Name, name, err))
-			}
-		}
-		if v.entry.Bond != nil {
-			err = netlink.LinkSetDown(l)
-		}
-		if err == nil {
-			err = netlink.LinkSetMaster(l, master)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("take %s into %s: %w", name, master.Attrs().Name, err))
-			continue
-		}
-		if o.slaves[name] == [2]int{index, l.Attrs().Index} {
-			o.log.Warn(fmt.Sprintf("%s was taken out of %s by another program; it is a member again", name, master.Attrs().Name))
-		}
-		o.slaves[name] = [2]int{index, l.Attrs().Index}
-		o.dropped(l.Attrs().Index, false) // a VRF moves the routes of its members
+	mac := o.links[v.members[i]].Attrs().HardwareAddr
+	if err := netlink.LinkSetHardwareAddr(master, mac); err != nil {
+		o.log.Warn(fmt.Sprintf("%s doesn't get the address of %s: %v", v.name, v.members[i], err))
+		return
 	}
-	return errors.Join(errs...)
+	master.Attrs().HardwareAddr = mac
 }
 
 // adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as

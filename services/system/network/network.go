@@ -140,7 +140,6 @@ type Daemon struct {
 	memory map[int]*memory    // by index of a link
 	chosen map[string]int     // by selector: the index of its card
 	made   map[string]virtual // the virtual links
-	slaves map[string][2]int  // by member of a bond, bridge or VRF: the indexes of master and member
 
 	typed    chan config.Network // new ones
 	without  config.Network      // settings while there is no configuration
@@ -194,7 +193,7 @@ func New(o Options) *Daemon {
 	option.Default(&o.wireguard, wireguard)
 	return &Daemon{
 		o: o, known: map[object]bool{}, memory: map[int]*memory{}, chosen: map[string]int{}, made: map[string]virtual{},
-		slaves: map[string][2]int{}, typed: make(chan config.Network, 1),
+		typed: make(chan config.Network, 1),
 	}
 }
 

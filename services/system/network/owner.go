@@ -85,13 +85,12 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		heard:    make(chan func() bool),
 		switches: map[int]map[string]LinkNeighbor{},
 	}
-	var err1, err2 error
-	o.pinned, err1 = boot.Kept(d.o.pinFile, netip.ParseAddr)
-	o.savedName, err2 = boot.Kept(nameFile(d.o.pinFile), cleanHostname)
+	kept, err1 := boot.Kept(d.o.pinFile, netip.ParseAddr)
+	name, err2 := boot.Kept(nameFile(d.o.pinFile), cleanHostname)
 	if err := errors.Join(err1, err2); err != nil {
 		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
 	}
-	o.savedAddr, o.hostname = o.pinned, o.savedName
+	o.savedAddr, o.pinned, o.savedName, o.hostname = kept, kept, name, name
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()
@@ -126,25 +125,20 @@ func (o *owner) configure() (changed bool, err error) {
 	if o.cfg = (&config.Config{Machine: config.Machine{Network: o.without}}); err == nil {
 		o.cfg, o.version = cfg.Spec, cfg.Version
 	}
-	if err == nil && !o.configured {
-		o.configured = true
-		return true, o.takeOver()
+	if err != nil || o.configured {
+		return old == nil || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
+			!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP), nil
 	}
-	return old == nil || !reflect.DeepEqual(old.Machine.Network, o.cfg.Machine.Network) ||
-		!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP), nil
-}
-
-// takeOver starts again with the first configuration: the node's name and
-// address are chosen by its settings, and aren't published before they are
-// applied.
-func (o *owner) takeOver() error {
+	o.configured = true
 	if !o.settled {
-		return nil
+		return true, nil
 	}
+	// The node's name and address are chosen by the settings of the first configuration, and aren't published before
+	// they are applied.
 	o.log.Info("the configuration has come: going on with it")
 	o.settled, o.firstAddr, o.hostname, o.pinned = false, time.Time{}, o.savedName, o.savedAddr
 	w := o.o.Store.As(ID)
-	return errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
+	return true, errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
 }
 
 // order is the links that networkd configures: listed ones in the order of the list, then the others by name.

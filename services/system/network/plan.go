@@ -56,14 +56,12 @@ type taken map[route]bool
 // place gives the route the next free metric, so that the first link has
 // priority.
 func (t taken) place(r route) route {
-	for {
-		key := route{network: r.network, metric: r.metric, table: r.table}
-		if !t[key] {
-			t[key] = true
-			return r
-		}
-		r.metric++
+	key := route{network: r.network, metric: r.metric, table: r.table}
+	for t[key] {
+		key.metric++
 	}
+	t[key], r.metric = true, key.metric
+	return r
 }
 
 // kinds of routes.

@@ -62,7 +62,7 @@ const stateKey = "the state of the network"
 // want collects the objects that all links want.
 func (o *owner) want(ctx context.Context, now time.Time) {
 	order, routes := uint32(0), taken{}
-	o.wanted = nil
+	o.wanted = o.memberships()
 	for i, name := range o.order() {
 		l := o.links[name]
 		p, _ := o.plan(l)
@@ -93,6 +93,19 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 		o.wanted = append(o.wanted, objects...)
 	}
 	o.wanted = append(o.wanted, wantedRules(o.cfg.Machine.Network.Rules)...)
+}
+
+// memberships come first: a bond gives its MTU to a new member. Linux gives the members of a bond the order of the list.
+func (o *owner) memberships() (out []want) {
+	for _, v := range o.virtuals {
+		_, made := o.made[v.name]
+		for _, name := range v.members {
+			if l, master := o.links[name], o.links[v.name]; made && l != nil && master != nil {
+				out = append(out, want{member{l.Attrs().Index, master.Attrs().Index}, byConfiguration})
+			}
+		}
+	}
+	return out
 }
 
 // filtered are the VLANs that a bridge and its ports have, if it filters them: those on top of it.
@@ -192,6 +205,11 @@ func (o *owner) set(w object, now time.Time, state actual, removed bool) {
 		err = errors.New("another program has one like it, which stays")
 	case err == nil && o.known[w] && !removed:
 		o.log.Warn(fmt.Sprintf("the %s was removed by another program; it is set again", w.on(link)))
+	}
+	if _, is := w.(member); is && err == nil {
+		// a VRF moves the routes of its members
+		o.dropped(w.link(), false)
+		maps.DeleteFunc(state.objects, func(of object, _ bool) bool { return of.link() == w.link() })
 	}
 	if a.err = err; err == nil {
 		o.known[w] = true

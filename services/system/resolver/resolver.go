@@ -341,15 +341,16 @@ func (r *resolver) ask(q question) (last *dns.Msg) {
 
 // server is a name server.
 type server struct {
+	network string // as dns.Client has it
 	address string
 	tls     *tls.Config   // nil: without
 	asked   chan struct{} // has a place for each question
 }
 
 func newServer(c config.TLSNameserver, pool *x509.CertPool) *server {
-	s := &server{address: net.JoinHostPort(c.Address.String(), "53"), asked: make(chan struct{}, maxQuestions)}
+	s := &server{network: "udp", address: net.JoinHostPort(c.Address.String(), "53"), asked: make(chan struct{}, maxQuestions)}
 	if c.Name != "" {
-		s.address = net.JoinHostPort(c.Address.String(), "853")
+		s.network, s.address = "tcp-tls", net.JoinHostPort(c.Address.String(), "853")
 		s.tls = &tls.Config{ServerName: c.Name, RootCAs: pool, ClientSessionCache: tls.NewLRUClientSessionCache(0)}
 	}
 	return s
@@ -358,12 +359,12 @@ func newServer(c config.TLSNameserver, pool *x509.CertPool) *server {
 // exchange asks one server, from a new port and with a random number. The kernel takes packets of this server only.
 func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err error) {
 	for range exchanges {
-		if answer, err = s.once(ctx, q, s.tls != nil); err == nil || ctx.Err() != nil {
+		if answer, err = s.once(ctx, q, s.network); err == nil || ctx.Err() != nil {
 			break
 		}
 	}
 	if err == nil && answer.Truncated && s.tls == nil {
-		answer, err = s.once(ctx, q, true)
+		answer, err = s.once(ctx, q, "tcp")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask %s: %w", s.address, err)
@@ -371,16 +372,10 @@ func (s *server) exchange(ctx context.Context, q question) (answer *dns.Msg, err
 	return answer, nil
 }
 
-func (s *server) once(ctx context.Context, q question, stream bool) (*dns.Msg, error) {
+func (s *server) once(ctx context.Context, q question, network string) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeTime)
 	defer cancel()
-	c := dns.Client{Net: "udp", UDPSize: maxPacket, TLSConfig: s.tls}
-	if stream {
-		c.Net = "tcp"
-	}
-	if s.tls != nil {
-		c.Net = "tcp-tls"
-	}
+	c := dns.Client{Net: network, UDPSize: maxPacket, TLSConfig: s.tls}
 	conn, err := c.DialContext(ctx, s.address)
 	if err != nil {
 		return nil, err
@@ -422,7 +417,7 @@ func Probe(ctx context.Context, store *resource.Store, cfg *config.Config) []Ans
 			root := question{name: ".", kind: dns.TypeNS}
 			_, err := s.exchange(ctx, root)
 			if err != nil && s.tls == nil {
-				_, stream := s.once(ctx, root, true)
+				_, stream := s.once(ctx, root, "tcp")
 				err = fmt.Errorf("%w; it answers over TCP: %t", err, stream == nil)
 			}
 			all[i] = Answer{s.address, err}

@@ -109,7 +109,8 @@ func (c *client) obtain(ctx context.Context) *lease {
 	since := time.Now()
 	warn := since.Add(warnAfter)
 	for pause := askFirst; ctx.Err() == nil; pause = min(pause*2, askMax) {
-		wait := jitter(pause)
+		// machines that were switched on together don't ask at the same time
+		wait := pause + time.Duration((rand.Float64()-0.5)*0.2*float64(pause))
 		next := time.Now().Add(wait)
 		l, err := c.ask(ctx, min(wait, answerWait))
 		if errors.Is(err, errKicked) {
@@ -122,22 +123,16 @@ func (c *client) obtain(ctx context.Context) *lease {
 		}
 		if now := time.Now(); ctx.Err() == nil && !c.quiet && !now.Before(warn) {
 			warn = now.Add(remindEvery)
-			c.log.Warn(noAnswer(c.source, c.link, now.Sub(since), err))
+			what := fmt.Sprintf("no %s answer on %s", c.source, c.link)
+			if !errors.Is(err, errNoAnswer) {
+				what = fmt.Sprintf("no %s lease on %s: %v", c.source, c.link, err)
+			}
+			c.log.Warn(fmt.Sprintf("%s for %s; asking again at least every %s. A %s server on that network ends this, "+
+				"or a static address (cidr) for %s in machine.network.interfaces", what, now.Sub(since).Round(time.Second), askMax, c.source, c.link))
 		}
 		sleep.Until(ctx, c.kick, time.Until(next))
 	}
 	return nil
-}
-
-// noAnswer is the line on the console: what is missing, since when, the
-// consequence, and the remedy.
-func noAnswer(source, link string, since time.Duration, err error) string {
-	what := fmt.Sprintf("no %s answer on %s", source, link)
-	if !errors.Is(err, errNoAnswer) {
-		what = fmt.Sprintf("no %s lease on %s: %v", source, link, err)
-	}
-	return fmt.Sprintf("%s for %s; asking again at least every %s. A %s server on that network ends this, "+
-		"or a static address (cidr) for %s in machine.network.interfaces", what, since.Round(time.Second), askMax, source, link)
 }
 
 // ask tries once, and ends early if the link comes back.
@@ -221,9 +216,4 @@ func (c *client) elsewhere(ctx context.Context, l *lease) *lease {
 		c.log.Warn(fmt.Sprintf("%s came back, and no %s server there knows %s, which stays until its lease ends", c.link, c.source, l))
 	}
 	return l
-}
-
-// jitter prevents machines that were switched on together from asking at the same time.
-func jitter(d time.Duration) time.Duration {
-	return d + time.Duration((rand.Float64()-0.5)*0.2*float64(d))
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/netutil"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
@@ -78,7 +79,7 @@ type resolver struct {
 	known     facts
 	servers   []*server
 	cache     cache
-	questions chan struct{} // has a place for each at a time
+	questions *semaphore.Weighted
 }
 
 // facts are what a resolver works with.
@@ -113,7 +114,7 @@ func serve(ctx context.Context, h *dag.Handle, store *resource.Store, changed <-
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // what is asked now isn't waited for
-	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, known: known, questions: make(chan struct{}, maxQuestions)}
+	r := &resolver{ctx: ctx, log: h.Log, outside: func(a net.Addr) bool { return outside(store, a) }, known: known, questions: semaphore.NewWeighted(maxQuestions)}
 	var failed chan error // nil: nothing can fail
 	if known.on {
 		r.servers = known.ask()
@@ -212,7 +213,7 @@ func (r *resolver) serveUDP(conn net.PacketConn) error {
 		if err != nil {
 			return err
 		}
-		if asked := bytes.Clone(packet[:n]); !r.outside(from) && r.room() {
+		if asked := bytes.Clone(packet[:n]); !r.outside(from) && r.questions.TryAcquire(1) {
 			go r.answer(func() (err error) {
 				if m := r.reply(asked, dns.MinMsgSize); m != nil {
 					_, err = conn.WriteTo(m, from)
@@ -235,7 +236,7 @@ func (r *resolver) serveTCP(l net.Listener) error {
 			for stream := (&dns.Conn{Conn: conn}); !r.outside(conn.RemoteAddr()); {
 				_ = conn.SetDeadline(time.Now().Add(idle))
 				asked, err := stream.ReadMsgHeader(nil)
-				if err != nil || !r.room() {
+				if err != nil || !r.questions.TryAcquire(1) {
 					return nil // the client has gone, or asks again
 				}
 				r.answer(func() error { _, err := stream.Write(r.reply(asked, dns.MaxMsgSize)); return err })
@@ -245,19 +246,9 @@ func (r *resolver) serveTCP(l net.Listener) error {
 	}
 }
 
-// room takes a place for a question, if there is one. Who gets no answer asks again.
-func (r *resolver) room() bool {
-	select {
-	case r.questions <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-// answer answers a question that has a place.
+// answer answers one of the questions. Who gets no answer, because there are too many, asks again.
 func (r *resolver) answer(question func() error) {
-	defer func() { <-r.questions }()
+	defer r.questions.Release(1)
 	_ = dag.Guard(r.log, question)
 }
 
@@ -315,25 +306,22 @@ func (r *resolver) find(q question) *dns.Msg {
 func (r *resolver) ask(q question) (last *dns.Msg) {
 	answers := make(chan *dns.Msg, len(r.servers))
 	for _, s := range r.servers {
-		select {
-		case s.asked <- struct{}{}:
-			go func() {
-				var m *dns.Msg
-				_ = dag.Guard(r.log, func() (err error) { m, err = s.exchange(r.ctx, q); return err })
-				<-s.asked
-				answers <- m
-			}()
-		default:
+		if !s.asked.TryAcquire(1) {
 			answers <- nil
+			continue
 		}
+		go func() {
+			var m *dns.Msg
+			_ = dag.Guard(r.log, func() (err error) { m, err = s.exchange(r.ctx, q); return err })
+			s.asked.Release(1)
+			answers <- m
+		}()
 	}
 	for range r.servers {
-		m := <-answers
-		if m != nil {
-			last = m
-		}
-		if m != nil && (m.Rcode == dns.RcodeSuccess || m.Rcode == dns.RcodeNameError) {
-			break
+		if m := <-answers; m != nil {
+			if last = m; m.Rcode == dns.RcodeSuccess || m.Rcode == dns.RcodeNameError {
+				break
+			}
 		}
 	}
 	return last
@@ -343,12 +331,12 @@ func (r *resolver) ask(q question) (last *dns.Msg) {
 type server struct {
 	network string // as dns.Client has it
 	address string
-	tls     *tls.Config   // nil: without
-	asked   chan struct{} // has a place for each question
+	tls     *tls.Config // nil: without
+	asked   *semaphore.Weighted
 }
 
 func newServer(c config.TLSNameserver, pool *x509.CertPool) *server {
-	s := &server{network: "udp", address: net.JoinHostPort(c.Address.String(), "53"), asked: make(chan struct{}, maxQuestions)}
+	s := &server{network: "udp", address: net.JoinHostPort(c.Address.String(), "53"), asked: semaphore.NewWeighted(maxQuestions)}
 	if c.Name != "" {
 		s.network, s.address = "tcp-tls", net.JoinHostPort(c.Address.String(), "853")
 		s.tls = &tls.Config{ServerName: c.Name, RootCAs: pool, ClientSessionCache: tls.NewLRUClientSessionCache(0)}

@@ -90,7 +90,9 @@ func (o *owner) reportObjects() error {
 		link := o.linkName(want.link())
 		s := Object{Link: link, By: want.by, Problem: o.problem(want.object)}
 		if want.by == byConfiguration {
-			s.By = o.entry(want.object)
+			a, _ := want.object.(address)
+			r, _ := want.object.(route)
+			s.By = cmp.Or(o.cfg.EntryOf(a.prefix, config.Route{Network: r.network, Gateway: r.gateway}), byConfiguration)
 		}
 		switch w := want.object.(type) {
 		case address:
@@ -109,13 +111,6 @@ func (o *owner) reportObjects() error {
 		}
 	}
 	return errors.Join(Links.Replace(w, links), OnLinks.Replace(w, addresses), Routes.Replace(w, routes), Rules.Replace(w, rules), LeaseList.Replace(w, leases), WireGuardStatuses.Replace(w, o.tunnels))
-}
-
-// entry is the place of the configuration that wants an address or a route.
-func (o *owner) entry(w object) string {
-	a, _ := w.(address)
-	r, _ := w.(route)
-	return cmp.Or(o.cfg.EntryOf(a.prefix, config.Route{Network: r.network, Gateway: r.gateway}), byConfiguration)
 }
 
 func (o *owner) linkStatus(name string) LinkStatus {

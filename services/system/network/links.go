@@ -247,8 +247,8 @@ func (o *owner) add(v virtual) error {
 	return nil
 }
 
-// lead gives a bond or bridge the address of the first of its members that is here, before it has that one. A driver may
-// find the first card after another one. Later the address stays, because others know the node by it.
+// lead gives a bond or bridge the address of the first of its members that is here, before it has that one. A driver
+// may find the first card after another one. Later the address stays, because others know the node by it.
 func (o *owner) lead(master netlink.Link, v virtual) {
 	has := func(name string) bool {
 		l := o.links[name]

@@ -4,10 +4,17 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
 )
 
@@ -155,4 +162,190 @@ func (o *owner) report() error {
 		o.logged = s.Problems
 	}
 	return errors.Join(Statuses.Put(o.o.Store.As(ID), ID, s), o.reportObjects())
+}
+
+// candidate is a possible address of the node.
+type candidate struct {
+	prefix netip.Prefix
+	link   string
+	// metric of the link's default route; noDefault where it has none.
+	metric uint32
+}
+
+const noDefault = ^uint32(0)
+
+// eligible reports whether an address can be the node's.
+func eligible(a netip.Addr, valid []netip.Prefix) bool {
+	allowed := len(valid) == 0 || slices.ContainsFunc(valid, func(v netip.Prefix) bool { return v.Contains(a) })
+	return allowed && a.IsGlobalUnicast() // others, such as link-local ones, can't be reached from other nodes
+}
+
+// present are the wanted objects that are there, then those of router advertisements.
+func (o *owner) present() []want {
+	there := slices.DeleteFunc(slices.Clone(o.wanted), func(w want) bool { return !o.state.objects[w.object] })
+	return append(there, o.state.advertised...)
+}
+
+// candidates are those of all links.
+func (o *owner) candidates() (out []candidate) {
+	for _, name := range o.order() {
+		p, _ := o.plan(o.links[name])
+		if p.Table != 0 {
+			continue // in a VRF, where the cluster isn't
+		}
+		index, metric, first := o.links[name].Attrs().Index, noDefault, len(out)
+		for _, w := range o.present() {
+			switch w := w.object.(type) {
+			case route:
+				if w.index == index && w.network.Bits() == 0 && w.table == unix.RT_TABLE_MAIN {
+					metric = min(metric, w.metric)
+				}
+			case address:
+				if w.index == index && !o.state.tentative[w] && eligible(w.prefix.Addr(), o.cfg.Machine.Kubelet.NodeIP.ValidSubnets) {
+					out = append(out, candidate{prefix: w.prefix, link: name})
+				}
+			}
+		}
+		for i := range out[first:] {
+			out[first+i].metric = metric
+		}
+	}
+	return out
+}
+
+// choose selects the node's address by one rule: the link with the default
+// route of the lowest metric, IPv4 before IPv6, the first address of the link.
+// The address of an earlier boot is kept as long as the node has it.
+func choose(all []candidate, pinned netip.Addr) (NodeAddress, bool) {
+	if len(all) == 0 {
+		return NodeAddress{}, false
+	}
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), cmp.Compare(a.prefix.Addr().BitLen(), b.prefix.Addr().BitLen()))
+	})
+	n := NodeAddress{Primary: sorted[0].prefix.Addr(), Why: why(sorted)}
+	for _, c := range sorted {
+		n.All = append(n.All, c.prefix)
+		if c.prefix.Addr() == pinned && pinned != n.Primary {
+			n.Primary = pinned
+			n.Why = fmt.Sprintf("on %s; chosen earlier and still there (by the rule it would be %s: %s)", c.link, sorted[0].prefix.Addr(), n.Why)
+		}
+	}
+	return n, true
+}
+
+func why(sorted []candidate) string {
+	c := sorted[0]
+	family := map[int]string{32: "IPv4", 128: "IPv6"}[c.prefix.Addr().BitLen()]
+	switch {
+	case len(sorted) == 1:
+		return "the only address, on " + c.link
+	case c.metric == noDefault:
+		return fmt.Sprintf("the first %s address, on %s; no link has a default route", family, c.link)
+	}
+	return fmt.Sprintf("the first %s address of %s, which has the default route with the lowest metric (%d)", family, c.link, c.metric)
+}
+
+// nameFile is where the node's name is kept, beside its address.
+func nameFile(pinFile string) string { return filepath.Join(filepath.Dir(pinFile), "node-name") }
+
+func keep(file, text string) error { return boot.WriteFile(file, []byte(text+"\n"), 0o644) }
+
+// cleanHostname is name as the name of a node. Of a name that is too long, its first label is
+// enough. Every machine calls itself localhost.
+func cleanHostname(name string) (string, error) {
+	clean := strings.ToLower(strings.TrimSuffix(strings.TrimRight(name, "\x00"), "."))
+	label, _, _ := strings.Cut(clean, ".")
+	if len(clean) > config.MaxHostname {
+		clean = label
+	}
+	switch {
+	case label == "localhost":
+		return "", fmt.Errorf("%q is every machine's own name", name)
+	case len(clean) > config.MaxHostname:
+		return "", fmt.Errorf("%q is longer than the %d bytes that Linux allows", name, config.MaxHostname)
+	case !config.IsDNSName(clean):
+		return "", fmt.Errorf("%q isn't a DNS name of lower-case letters, digits, dashes and dots (RFC 1123)", name)
+	}
+	return clean, nil
+}
+
+// cleanDomain is a domain as a search domain, or "" if it isn't one.
+func cleanDomain(domain string) string {
+	domain = strings.ToLower(strings.TrimSuffix(strings.TrimSpace(domain), "."))
+	if !config.IsDNSName(domain) {
+		return ""
+	}
+	return domain
+}
+
+// maxFile is more than any of the files can have.
+const maxFile = 1 << 16
+
+// hostnameFromMAC is the name of a node without a configured one: the same at each boot.
+func hostnameFromMAC(mac net.HardwareAddr) string {
+	return fmt.Sprintf("garboard-%x", []byte(mac))
+}
+
+// write changes a file of /etc that has another content, whoever has written that.
+func (o *owner) write(name, content string) error {
+	path := filepath.Join(o.o.etcDir, name)
+	if old, err := untrusted.ReadFile(path, maxFile); err == nil && string(old) == content {
+		return nil
+	}
+	return replace(path, content)
+}
+
+// replace changes a file in place: the kubelet's container has the file itself mounted,
+// and would keep the old one after a rename. For a short time the end of a longer old
+// content follows the new one; after a power cut /etc is made again in any case.
+func replace(path, content string) error {
+	f, err := untrusted.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err = f.WriteAt([]byte(content), 0); err == nil {
+		err = f.Truncate(int64(len(content)))
+	}
+	return errors.Join(err, f.Close())
+}
+
+// writeNames sets the kernel's host name and writes /etc/hostname and /etc/hosts.
+func (o *owner) writeNames(hostname string, node netip.Addr, entries []config.HostEntry) error {
+	if now, err := os.Hostname(); err != nil || now != hostname {
+		if err := unix.Sethostname([]byte(hostname)); err != nil {
+			return fmt.Errorf("set host name to %s: %w", hostname, err)
+		}
+	}
+	if err := o.write("hostname", hostname+"\n"); err != nil {
+		return err
+	}
+	return o.write("hosts", hosts(hostname, node, entries))
+}
+
+func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string {
+	own := node.String()
+	if !node.IsValid() {
+		own = "127.0.1.1" // so that the node's own name always resolves
+	}
+	if short, _, dotted := strings.Cut(hostname, "."); dotted {
+		hostname += " " + short
+	}
+	text := "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n" + own + " " + hostname + "\n"
+	for _, e := range entries {
+		text += e.IP.String() + " " + strings.Join(e.Aliases, " ") + "\n"
+	}
+	return text
+}
+
+func (o *owner) writeResolvers(path string, servers []netip.Addr, search []string) error {
+	text := ""
+	for _, s := range servers[:min(len(servers), config.MaxNameservers)] {
+		text += "nameserver " + s.String() + "\n"
+	}
+	if len(search) > 0 {
+		text += "search " + strings.Join(search, " ") + "\n"
+	}
+	return o.write(filepath.Base(path), text)
 }

@@ -95,7 +95,7 @@ func (o *owner) want(ctx context.Context, now time.Time) {
 	o.wanted = append(o.wanted, wantedRules(o.cfg.Machine.Network.Rules)...)
 }
 
-// memberships come first: a bond gives its MTU to a new member. Linux gives the members of a bond the order of the list.
+// memberships come first: a bond gives its MTU to a new member.
 func (o *owner) memberships() (out []want) {
 	for _, v := range o.virtuals {
 		_, made := o.made[v.name]

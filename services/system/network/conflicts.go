@@ -124,9 +124,7 @@ func (o *owner) watch(ctx context.Context, a address, l netlink.Link, held *bool
 			// One that is lost isn't missed: the kernel answers questions.
 			_ = wire.Send(neighbor.Announcements(wire.MAC, a.prefix.Addr())...)
 		}
-		if probes = 1; now.first {
-			probes = firstProbes
-		}
+		probes = either(now.first, firstProbes, 1)
 		if changed {
 			o.tell(ctx, func() bool { return o.hear(a, now) })
 		}

@@ -182,10 +182,7 @@ func (d dhcp) extend(ctx context.Context, l *lease, rebind bool) (*lease, error)
 // that has no address, at any server.
 func extendAt(ack *dhcpv4.DHCPv4, rebind bool) *net.UDPAddr {
 	server := serverOf(ack)
-	if rebind || server.IsUnspecified() {
-		return nclient4.DefaultServers
-	}
-	return &net.UDPAddr{IP: server.AsSlice(), Port: nclient4.ServerPort}
+	return either(rebind || server.IsUnspecified(), nclient4.DefaultServers, &net.UDPAddr{IP: server.AsSlice(), Port: nclient4.ServerPort})
 }
 
 // fromAddress sends from one address, and receives what comes for any: servers send a
@@ -265,8 +262,7 @@ const shortestMask = 8
 // servers are those that other hosts can be.
 func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
 	for _, ip := range all {
-		a, _ := netip.AddrFromSlice(ip)
-		switch a = a.Unmap(); {
+		switch a := addrOf(ip); {
 		case a.IsGlobalUnicast():
 			out = append(out, a)
 		case a.Is6() && a.IsLinkLocalUnicast():
@@ -296,9 +292,12 @@ func (l *lease) setTimes(asked time.Time, length, t1, t2 time.Duration) {
 	if t1 < minLease/2 || t1 >= t2 || t2 >= length {
 		t1, t2 = length/2, length/8*7
 	}
-	if l.renewAt, l.rebindAt = asked.Add(t1), asked.Add(t2); length < infiniteLease {
-		l.Expires = asked.Add(length)
-	}
+	l.renewAt, l.rebindAt, l.Expires = asked.Add(t1), asked.Add(t2), endOf(asked, length)
+}
+
+// endOf is zero for a time without an end.
+func endOf(asked time.Time, length time.Duration) time.Time {
+	return either(length < infiniteLease, asked.Add(length), time.Time{})
 }
 
 // leaseRoutes are the classless routes (option 121), or else the routers and the routes by class
@@ -342,10 +341,7 @@ func (l *lease) leaseRoutes(ack *dhcpv4.DHCPv4, own netip.Prefix) (out []route) 
 // address4 is 0.0.0.0 for anything that isn't an IPv4 address.
 func address4(ip net.IP) netip.Addr {
 	a, ok := netip.AddrFromSlice(ip.To4())
-	if !ok {
-		return netip.IPv4Unspecified()
-	}
-	return a
+	return either(ok, a, netip.IPv4Unspecified())
 }
 
 // dhcp6 is the protocol for IPv6 (RFC 8415) on one link. The client's identifier is made from the
@@ -473,12 +469,9 @@ func newLease6(link string, m *dhcpv6.Message, asked time.Time) (*lease, error) 
 			l.leftOut("the address %s", a.IPv6Addr)
 			continue
 		}
-		length, own := max(a.ValidLifetime, minLease), leasedAddress{Prefix: netip.PrefixFrom(addr, 128)}
-		if length < infiniteLease {
-			own.until = asked.Add(length)
-		}
+		length := max(a.ValidLifetime, minLease)
 		shortest = min(shortest, length)
-		l.addresses = append(l.addresses, own)
+		l.addresses = append(l.addresses, leasedAddress{netip.PrefixFrom(addr, 128), endOf(asked, length)})
 	}
 	if len(l.addresses) == 0 {
 		return nil, fmt.Errorf("%w: its answer has no address", errRefused)

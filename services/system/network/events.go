@@ -86,12 +86,9 @@ func (o *owner) parse(m syscall.NetlinkMessage) func() bool {
 		return o.parseLink(m)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		attributes := data[unix.SizeofIfAddrmsg:]
-		ip := valueOf(attributes, unix.IFA_LOCAL)
-		if ip == nil {
-			ip = valueOf(attributes, unix.IFA_ADDRESS) // IPv4 has the other end's there
-		}
-		a, _ := netip.AddrFromSlice(ip)
-		own := address{int(binary.NativeEndian.Uint32(data[4:])), netip.PrefixFrom(a, int(data[1]))}
+		// IPv4 has the other end's address in the second
+		local, ip := valueOf(attributes, unix.IFA_LOCAL), valueOf(attributes, unix.IFA_ADDRESS)
+		own := address{int(binary.NativeEndian.Uint32(data[4:])), netip.PrefixFrom(addrOf(either(local == nil, ip, local)), int(data[1]))}
 		flags := binary.NativeEndian.Uint32(valueOf(attributes, unix.IFA_FLAGS))
 		return func() bool { return o.noteAddress(own, flags, kind == unix.RTM_NEWADDR) }
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
@@ -264,12 +261,9 @@ type heard struct {
 // receive lets the kernel take router advertisements on the link, or not. A link that was up
 // before asks for one; for others the kernel does so. metric is that of the default routes.
 func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
-	name, value := l.Attrs().Name, "0"
+	name, value := l.Attrs().Name, either(o.acceptsRA(p), "2", "0") // 2: also while the node forwards packets (ip-sysctl)
 	if name == "lo" {
 		return nil
-	}
-	if o.acceptsRA(p) {
-		value = "2" // also while the node forwards packets (ip-sysctl)
 	}
 	const settings = "/proc/sys/net/ipv6/conf/"
 	_, err := setting(settings+name+"/ra_defrtr_metric", strconv.Itoa(metric))

@@ -85,22 +85,13 @@ func (r rule) on(string) string {
 }
 func (m mtu) on(link string) string { return fmt.Sprintf("MTU %d of %s", m.bytes, link) }
 func (r route) on(link string) string {
-	if r.index == 0 {
-		return fmt.Sprintf("route %s", r)
-	}
-	return fmt.Sprintf("route %s on %s", r, link)
+	return fmt.Sprintf("route %s", r) + either(r.index == 0, "", " on "+link)
 }
 
 func (r route) String() string {
-	text := r.network.String()
-	if r.gateway.IsValid() {
-		text += " via " + r.gateway.String()
-	}
-	text = fmt.Sprintf("%s metric %d", text, r.metric)
-	if r.table != unix.RT_TABLE_MAIN && r.table != 0 {
-		text = fmt.Sprintf("%s table %d", text, r.table)
-	}
-	return text
+	via := either(r.gateway.IsValid(), fmt.Sprintf(" via %s", r.gateway), "")
+	table := either(r.table == unix.RT_TABLE_MAIN || r.table == 0, "", fmt.Sprintf(" table %d", r.table))
+	return fmt.Sprintf("%s%s metric %d%s", r.network, via, r.metric, table)
 }
 
 func linkOf(index int) netlink.Link {
@@ -145,6 +136,7 @@ func (r rule) change(add bool) error {
 // change only sets it: another one replaces it.
 func (m mtu) change(bool) error { return netlink.LinkSetMTU(linkOf(m.index), m.bytes) }
 
+// either evaluates both.
 func either[T any](first bool, a, b T) T {
 	if first {
 		return a
@@ -153,17 +145,11 @@ func either[T any](first bool, a, b T) T {
 }
 
 func (r route) kernel() *netlink.Route {
-	k := &netlink.Route{
+	return &netlink.Route{
 		LinkIndex: r.index, Dst: ipNet(r.network), Priority: int(r.metric), Protocol: ours, Table: int(r.table), MTU: r.mtu,
-		Type: r.kind, Gw: r.gateway.AsSlice(), Src: r.source.AsSlice(),
+		Type: r.kind, Gw: r.gateway.AsSlice(), Src: r.source.AsSlice(), Flags: either(r.onlink, int(netlink.FLAG_ONLINK), 0),
+		Scope: either(!r.gateway.IsValid() && r.kind == unix.RTN_UNICAST, netlink.SCOPE_LINK, netlink.SCOPE_UNIVERSE),
 	}
-	if !r.gateway.IsValid() && r.kind == unix.RTN_UNICAST {
-		k.Scope = netlink.SCOPE_LINK
-	}
-	if r.onlink {
-		k.Flags = int(netlink.FLAG_ONLINK)
-	}
-	return k
 }
 
 func (r rule) kernel() *netlink.Rule {
@@ -184,6 +170,12 @@ func ipNet(p netip.Prefix) *net.IPNet {
 func prefixOf(n *net.IPNet) netip.Prefix {
 	p, _ := netip.ParsePrefix(n.String()) // none for nil
 	return p
+}
+
+// addrOf is none for one that isn't an address.
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
 }
 
 // actual is the state of the kernel: all MTUs, names and addresses, and the routes and rules that are ours or
@@ -265,17 +257,11 @@ func readKernel() (actual, error) {
 // routeOf is the kernel's route in our form. A gateway is onlink only if we said so: the kernel
 // reports that of IPv4 only.
 func routeOf(k netlink.Route) route {
-	r := route{
-		index: k.LinkIndex, network: prefixOf(k.Dst), metric: uint32(k.Priority), table: uint32(k.Table), mtu: k.MTU, kind: k.Type,
-		onlink: k.Flags&int(netlink.FLAG_ONLINK) != 0,
+	return route{
+		index:   either(k.Type == unix.RTN_UNICAST, k.LinkIndex, 0), // IPv6 has the others on lo
+		network: prefixOf(k.Dst), gateway: addrOf(k.Gw), source: addrOf(k.Src), onlink: k.Flags&int(netlink.FLAG_ONLINK) != 0,
+		metric: uint32(k.Priority), table: uint32(k.Table), mtu: k.MTU, kind: k.Type,
 	}
-	r.gateway, _ = netip.AddrFromSlice(k.Gw)
-	r.source, _ = netip.AddrFromSlice(k.Src)
-	r.gateway, r.source = r.gateway.Unmap(), r.source.Unmap()
-	if r.kind != unix.RTN_UNICAST {
-		r.index = 0 // IPv6 has it on lo
-	}
-	return r
 }
 
 // rank is the order in which objects are added; they are removed in the reverse order. A route
@@ -407,10 +393,7 @@ func (o *owner) reportObjects() error {
 			s.What = w.prefix.String()
 			addresses[link+"-"+s.What] = s
 		case route:
-			s.What = w.String()
-			if w.index == 0 {
-				s.Link = ""
-			}
+			s.What, s.Link = w.String(), either(w.index == 0, "", link)
 			routes[strings.TrimPrefix(s.Link+"-"+s.What, "-")] = s
 		case rule:
 			s.Link, s.What = "", fmt.Sprintf("from %s to %s mark %d table %d", w.from, w.to, w.mark, w.table)

@@ -270,9 +270,7 @@ func (l link2) add(n *config.Network, id string) (err error) {
 		err = errors.Join(err, fmt.Errorf("%s isn't read", key))
 	}
 	in := config.Interface{Name: l.Name, HardwareAddr: strings.ToLower(l.Match.MACAddress), Driver: l.Match.Driver}
-	if in.HardwareAddr+in.Driver == "" {
-		in.Name = cmp.Or(l.Match.Name, id)
-	}
+	in.Name = either(in.HardwareAddr+in.Driver == "", cmp.Or(l.Match.Name, id), in.Name)
 	if strings.Contains(in.Name, "*") {
 		return fmt.Errorf("the name %s of several cards isn't read", in.Name)
 	}

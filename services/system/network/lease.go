@@ -55,10 +55,8 @@ func (l *lease) String() string {
 // near reports whether an address of another lease is in the same network.
 func (l *lease) near(other *lease) bool {
 	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool {
-		network := own.Prefix
-		if network.IsSingleIP() && network.Addr().Is6() { // DHCPv6 grants no length
-			network = netip.PrefixFrom(network.Addr(), 64)
-		}
+		// DHCPv6 grants no length
+		network := either(own.IsSingleIP() && own.Addr().Is6(), netip.PrefixFrom(own.Addr(), 64), own.Prefix)
 		return slices.ContainsFunc(other.addresses, func(its leasedAddress) bool { return network.Masked().Contains(its.Addr()) })
 	})
 }
@@ -286,10 +284,7 @@ func (c *client) obtain(ctx context.Context) *lease {
 		}
 		if now := time.Now(); ctx.Err() == nil && !c.quiet && !now.Before(warn) {
 			warn = now.Add(remindEvery)
-			what := fmt.Sprintf("no %s answer on %s", c.source, c.link)
-			if !errors.Is(err, errNoAnswer) {
-				what = fmt.Sprintf("no %s lease on %s: %v", c.source, c.link, err)
-			}
+			what := either(errors.Is(err, errNoAnswer), fmt.Sprintf("no %s answer on %s", c.source, c.link), fmt.Sprintf("no %s lease on %s: %v", c.source, c.link, err))
 			c.log.Warn(fmt.Sprintf("%s for %s; asking again at least every %s. A %s server on that network ends this, "+
 				"or a static address (cidr) for %s in machine.network.interfaces", what, now.Sub(since).Round(time.Second), askMax, c.source, c.link))
 		}
@@ -333,15 +328,11 @@ func (c *client) hold(ctx context.Context, l *lease) (*lease, error) {
 		case !l.Expires.IsZero() && !now.Before(l.Expires):
 			return l, errExpired
 		}
-		rebind, end := false, l.rebindAt
-		if !now.Before(l.rebindAt) {
-			rebind, end = true, l.Expires
-		}
+		rebind := !now.Before(l.rebindAt)
+		end := either(rebind, l.Expires, l.rebindAt)
 		// Half of the rest, but at least extendMin; the last pause ends with the phase.
-		pause, back := min(max(end.Sub(now)/2, extendMin), end.Sub(now)), !confirmed.IsZero()
-		if back {
-			pause = answerWait
-		}
+		back := !confirmed.IsZero()
+		pause := either(back, answerWait, min(max(end.Sub(now)/2, extendMin), end.Sub(now)))
 		once, cancel := context.WithTimeout(ctx, min(pause, answerWait))
 		longer, err := c.extend(once, l, rebind || back)
 		cancel()

@@ -73,12 +73,10 @@ func expand(links []config.Link, name func(string) string) (plans []config.Link,
 		for _, v := range l.VLANs {
 			// Linux gives a new VLAN the current MTU of its parent, which isn't set yet
 			// at that time.
-			p := config.Link{Name: config.VLANName(cmp.Or(l.Alias, l.Name), v.ID), MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Routes: v.Routes}
-			if v.CIDR.IsValid() {
-				p.Addresses = []netip.Prefix{v.CIDR}
-			}
-			add(p)
-			virtuals = append(virtuals, virtual{name: p.Name, vlan: v, below: l.Name})
+			own := virtual{name: config.VLANName(cmp.Or(l.Alias, l.Name), v.ID), vlan: v, below: l.Name}
+			addresses := either(v.CIDR.IsValid(), []netip.Prefix{v.CIDR}, nil)
+			add(config.Link{Name: own.name, MTU: cmp.Or(v.MTU, l.MTU), DHCP: v.DHCP, Addresses: addresses, Routes: v.Routes})
+			virtuals = append(virtuals, own)
 		}
 	}
 	for _, m := range slices.Sorted(maps.Keys(members)) {
@@ -129,12 +127,9 @@ func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	if b.Miimon, b.UpDelay, b.DownDelay = *o.MIIMon, o.UpDelay, o.DownDelay; o.ARPInterval != 0 {
 		b.Miimon, b.UpDelay, b.DownDelay, b.ArpInterval = -1, -1, -1, o.ARPInterval
 	}
-	if b.Mode == netlink.BOND_MODE_802_3AD {
-		b.LacpRate = netlink.StringToBondLacpRate(o.LACPRate)
-	}
-	if slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode) {
-		b.XmitHashPolicy = netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy)
-	}
+	b.LacpRate = either(b.Mode == netlink.BOND_MODE_802_3AD, netlink.StringToBondLacpRate(o.LACPRate), b.LacpRate)
+	hashes := slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode)
+	b.XmitHashPolicy = either(hashes, netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy), b.XmitHashPolicy)
 	b.ArpIpTargets = lists.Of(o.ARPIPTarget, func(a netip.Addr) net.IP { return a.AsSlice() })
 	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
 	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)

@@ -178,11 +178,10 @@ func (o *owner) reportNeighbors() error {
 	}
 	out, links := map[string]Neighbor{}, o.order()
 	for _, n := range all {
-		address, _ := netip.AddrFromSlice(n.IP)
-		name := o.linkName(n.LinkIndex)
+		address, name := addrOf(n.IP), o.linkName(n.LinkIndex)
 		state, shown := neighborStates[n.State]
 		if slices.Contains(links, name) && shown && name != "lo" && len(out) < maxNeighbors {
-			out[name+"-"+address.Unmap().String()] = Neighbor{name, address.Unmap(), n.HardwareAddr.String(), state}
+			out[name+"-"+address.String()] = Neighbor{name, address, n.HardwareAddr.String(), state}
 		}
 	}
 	return Neighbors.Replace(o.o.Store.As(ID), out)

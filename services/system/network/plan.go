@@ -78,14 +78,10 @@ var kinds = map[config.RouteType]int{
 
 // staticRoute is a route of the configuration; vrf is the table of the VRF that its link is in, or 0.
 func staticRoute(index int, r config.Route, vrf uint32) route {
-	s := route{
-		index: index, network: r.Network.Masked(), gateway: r.Gateway, metric: cmp.Or(r.Metric, defaultMetric), source: r.Source, mtu: r.MTU,
-		table: cmp.Or(r.Table, vrf, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
+	return route{
+		index: either(kinds[r.Type] == unix.RTN_UNICAST, index, 0), network: r.Network.Masked(), gateway: r.Gateway, source: r.Source, mtu: r.MTU,
+		metric: cmp.Or(r.Metric, defaultMetric), table: cmp.Or(r.Table, vrf, unix.RT_TABLE_MAIN), kind: kinds[r.Type],
 	}
-	if s.kind != unix.RTN_UNICAST {
-		s.index = 0
-	}
-	return s
 }
 
 // wanted are the objects of a link now. order counts the links that should have leases: the
@@ -146,12 +142,7 @@ func wantedRules(rules []config.Rule) (out []want) {
 }
 
 // ofAll is the kernel's form of a prefix: it knows none for all addresses.
-func ofAll(p netip.Prefix) netip.Prefix {
-	if p.Bits() == 0 {
-		return netip.Prefix{}
-	}
-	return p
-}
+func ofAll(p netip.Prefix) netip.Prefix { return either(p.Bits() == 0, netip.Prefix{}, p) }
 
 // HasWay reports whether a node with the links that it has now would still have a way to an address with these
 // settings: a link with a carrier, and a default route if it has one by its settings or a lease now. It is true if
@@ -166,11 +157,9 @@ func HasWay(s *resource.Store, n config.Network) bool {
 	for i, l := range Links.List(s) {
 		next.links[l.ID] = &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: l.ID, Index: i + 1}, LinkType: l.Spec.Kind}
 		cards[l.ID] = config.Card{Name: l.ID, HardwareAddr: cmp.Or(l.Spec.Permanent, l.Spec.MAC), Driver: l.Spec.Driver, BusPath: l.Spec.BusPath}
-		if l.Spec.State == "up" && l.ID != "lo" {
-			up[l.ID] = true
-		}
+		up[l.ID] = l.Spec.State == "up" && l.ID != "lo"
 	}
-	if len(up) == 0 {
+	if !slices.Contains(slices.Collect(maps.Values(up)), true) {
 		return true
 	}
 	routed := !slices.ContainsFunc(Routes.List(s), func(o resource.Object[Object]) bool {
@@ -207,10 +196,7 @@ func cardOf(l netlink.Link) config.Card {
 		to, _ := os.Readlink(path)
 		return strings.TrimPrefix(filepath.Base(to), ".")
 	}
-	mac := a.PermHWAddr
-	if len(mac) == 0 {
-		mac = a.HardwareAddr
-	}
+	mac := either(len(a.PermHWAddr) > 0, a.PermHWAddr, a.HardwareAddr)
 	return config.Card{Name: a.Name, HardwareAddr: mac.String(), Driver: link(filepath.Join(device, "driver")), BusPath: link(device)}
 }
 

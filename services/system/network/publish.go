@@ -119,10 +119,7 @@ func (o *owner) problemsOf(l *lease) []string {
 	if l.Hostname == "" || o.hostname == "" || name == o.hostname || !o.namedByLeases() {
 		return l.Problems
 	}
-	why := "a node keeps the name that it has in its cluster; machine.network.hostname changes it"
-	if err != nil {
-		why = err.Error()
-	}
+	why := either(err == nil, "a node keeps the name that it has in its cluster; machine.network.hostname changes it", fmt.Sprint(err))
 	return append(slices.Clip(l.Problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.Hostname, o.hostname, why))
 }
 
@@ -257,9 +254,7 @@ func keep(file, text string) error { return boot.WriteFile(file, []byte(text+"\n
 func cleanHostname(name string) (string, error) {
 	clean := strings.ToLower(strings.TrimSuffix(strings.TrimRight(name, "\x00"), "."))
 	label, _, _ := strings.Cut(clean, ".")
-	if len(clean) > config.MaxHostname {
-		clean = label
-	}
+	clean = either(len(clean) > config.MaxHostname, label, clean)
 	switch {
 	case label == "localhost":
 		return "", fmt.Errorf("%q is every machine's own name", name)
@@ -325,10 +320,7 @@ func (o *owner) writeNames(hostname string, node netip.Addr, entries []config.Ho
 }
 
 func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string {
-	own := node.String()
-	if !node.IsValid() {
-		own = "127.0.1.1" // so that the node's own name always resolves
-	}
+	own := either(node.IsValid(), node.String(), "127.0.1.1") // the node's own name always resolves
 	if short, _, dotted := strings.Cut(hostname, "."); dotted {
 		hostname += " " + short
 	}

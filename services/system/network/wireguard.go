@@ -124,10 +124,7 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 	if err != nil {
 		return wgtypes.Config{}, errors.New("the private key isn't one") // err may contain it
 	}
-	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true, FirewallMark: new(int(w.FirewallMark))}
-	if w.ListenPort != 0 {
-		c.ListenPort = &w.ListenPort
-	}
+	c := wgtypes.Config{PrivateKey: &private, ReplacePeers: true, FirewallMark: new(int(w.FirewallMark)), ListenPort: either(w.ListenPort != 0, &w.ListenPort, nil)}
 	for _, p := range w.Peers {
 		public, err := wgtypes.ParseKey(p.PublicKey)
 		if err != nil {
@@ -149,9 +146,7 @@ func wireguardConfig(w *config.WireGuard, named map[string]netip.Addr) (wgtypes.
 		}
 		if host, port, err := net.SplitHostPort(p.Endpoint); err == nil {
 			addr, err := netip.ParseAddr(host)
-			if err != nil {
-				addr = named[host]
-			}
+			addr = either(err == nil, addr, named[host])
 			if to, err := netip.ParseAddrPort(net.JoinHostPort(addr.String(), port)); err == nil {
 				peer.Endpoint = net.UDPAddrFromAddrPort(to)
 			}
@@ -221,9 +216,7 @@ func wireguardStatus(d *wgtypes.Device) WireGuardStatus {
 			PublicKey: p.PublicKey.String(), LatestHandshake: p.LastHandshakeTime,
 			Received: p.ReceiveBytes, Sent: p.TransmitBytes, PersistentKeepalive: p.PersistentKeepaliveInterval,
 		}
-		if s.Latest.Before(p.LastHandshakeTime) {
-			s.Latest = p.LastHandshakeTime
-		}
+		s.Latest = either(s.Latest.Before(p.LastHandshakeTime), p.LastHandshakeTime, s.Latest)
 		if p.Endpoint != nil {
 			peer.Endpoint = p.Endpoint.String()
 		}

@@ -276,10 +276,8 @@ func (l *lease) servers(what string, all []net.IP) (out []netip.Addr) {
 
 // serverOf is the server's address, or 0.0.0.0 if it has sent none.
 func serverOf(ack *dhcpv4.DHCPv4) netip.Addr {
-	if id := address4(ack.ServerIdentifier()); !id.IsUnspecified() {
-		return id
-	}
-	return address4(ack.ServerIPAddr)
+	id := address4(ack.ServerIdentifier())
+	return either(id.IsUnspecified(), address4(ack.ServerIPAddr), id)
 }
 
 // setTimes sets the times of a lease of that length. T1 and T2 are a half and seven eighths of it (RFC 2131 §4.4.5)

@@ -261,7 +261,8 @@ type heard struct {
 // receive lets the kernel take router advertisements on the link, or not. A link that was up
 // before asks for one; for others the kernel does so. metric is that of the default routes.
 func (o *owner) receive(l netlink.Link, p config.Link, metric int) error {
-	name, value := l.Attrs().Name, either(o.acceptsRA(p), "2", "0") // 2: also while the node forwards packets (ip-sysctl)
+	// 2: also while the node forwards packets (ip-sysctl)
+	name, value := l.Attrs().Name, either(o.acceptsRA(p), "2", "0")
 	if name == "lo" {
 		return nil
 	}

@@ -161,10 +161,7 @@ func (r rule) kernel() *netlink.Rule {
 
 // ipNet is nil for none.
 func ipNet(p netip.Prefix) *net.IPNet {
-	if !p.IsValid() {
-		return nil
-	}
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	return either(p.IsValid(), &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, nil)
 }
 
 func prefixOf(n *net.IPNet) netip.Prefix {
@@ -297,11 +294,7 @@ func difference(now map[object]bool, known map[object]bool, wanted []object) (re
 			remove = append(remove, o)
 		}
 	}
-	for _, o := range wanted {
-		if !now[o] {
-			add = append(add, o)
-		}
-	}
+	add = slices.DeleteFunc(slices.Clone(wanted), func(o object) bool { return now[o] })
 	slices.SortFunc(remove, func(a, b object) int {
 		return cmp.Or(rank(b)-rank(a), cmp.Compare(a.on(""), b.on("")))
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/dag"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
@@ -91,11 +92,7 @@ func FromArgument(text string) (n config.Network, err error) {
 	if gateway := address(f[2]); gateway.IsValid() {
 		in.Routes = []config.Route{config.DefaultRoute(gateway)}
 	}
-	for _, text := range f[7:] {
-		if server := address(text); server.IsValid() {
-			n.Nameservers = append(n.Nameservers, server)
-		}
-	}
+	n.Nameservers = lists.Some(f[7:], func(text string) (netip.Addr, bool) { a := address(text); return a, a.IsValid() })
 	if in.Name != "" {
 		n.Interfaces = []config.Interface{in}
 	} else if in.CIDR.IsValid() && err == nil {
@@ -278,11 +275,9 @@ func (l link2) add(n *config.Network, id string) (err error) {
 	if one.MTU, one.DHCP, one.DHCP6 = l.MTU, l.DHCP4, l.DHCP6; l.AcceptRA != nil {
 		one.AcceptRA = config.Advertisements(strconv.FormatBool(*l.AcceptRA))
 	}
-	for _, gateway := range []netip.Addr{l.Gateway4, l.Gateway6} {
-		if gateway.IsValid() {
-			one.Routes = append(one.Routes, config.DefaultRoute(gateway))
-		}
-	}
+	one.Routes = lists.Some([]netip.Addr{l.Gateway4, l.Gateway6}, func(gateway netip.Addr) (config.Route, bool) {
+		return config.DefaultRoute(gateway), gateway.IsValid()
+	})
 	for _, r := range l.Routes {
 		to := config.DefaultRoute(r.Via)
 		if to.Metric, to.Table = r.Metric, r.Table; r.To != "default" {

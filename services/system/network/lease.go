@@ -46,10 +46,7 @@ func (a leasedAddress) lasts(now time.Time) bool { return a.until.IsZero() || no
 
 // String is the addresses.
 func (l *lease) String() string {
-	if len(l.addresses) == 0 {
-		return "names and servers"
-	}
-	return config.Joined(l.addresses, ", ")
+	return either(len(l.addresses) == 0, "names and servers", config.Joined(l.addresses, ", "))
 }
 
 // near reports whether an address of another lease is in the same network.

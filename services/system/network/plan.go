@@ -270,10 +270,7 @@ func partnerOf(bond string) string {
 	// there is none for other links
 	mac, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_mac"))
 	key, _ := os.ReadFile(filepath.Join("/sys/class/net", bond, "bonding/ad_partner_key"))
-	if strings.Trim(string(mac), "0:\n") == "" {
-		return ""
-	}
-	return strings.TrimSpace(string(mac)) + " key " + strings.TrimSpace(string(key))
+	return either(strings.Trim(string(mac), "0:\n") == "", "", strings.TrimSpace(string(mac))+" key "+strings.TrimSpace(string(key)))
 }
 
 // tuned are the last settings of a card's driver, and what it said.

@@ -16,6 +16,7 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/untrusted"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 )
 
 // publish writes files and resources, after everything is there and on each later change.
@@ -147,11 +148,7 @@ func missing[E comparable](a, b []E) []E {
 // report publishes the progress, and logs each new problem, unless others change something all the time.
 func (o *owner) report() error {
 	s := Status{Config: o.version, Problems: o.problems()}
-	for _, w := range o.present() {
-		if a, is := w.object.(address); is {
-			s.Addresses = append(s.Addresses, a.prefix)
-		}
-	}
+	s.Addresses = lists.Some(o.present(), func(w want) (netip.Prefix, bool) { a, is := w.object.(address); return a.prefix, is })
 	if o.spent <= maxAtOnce {
 		for _, p := range missing(s.Problems, o.logged) {
 			o.log.Warn(p)
@@ -269,10 +266,7 @@ func cleanHostname(name string) (string, error) {
 // cleanDomain is a domain as a search domain, or "" if it isn't one.
 func cleanDomain(domain string) string {
 	domain = strings.ToLower(strings.TrimSuffix(strings.TrimSpace(domain), "."))
-	if !config.IsDNSName(domain) {
-		return ""
-	}
-	return domain
+	return either(config.IsDNSName(domain), domain, "")
 }
 
 // maxFile is more than any of the files can have.
@@ -313,10 +307,7 @@ func (o *owner) writeNames(hostname string, node netip.Addr, entries []config.Ho
 			return fmt.Errorf("set host name to %s: %w", hostname, err)
 		}
 	}
-	if err := o.write("hostname", hostname+"\n"); err != nil {
-		return err
-	}
-	return o.write("hosts", hosts(hostname, node, entries))
+	return errors.Join(o.write("hostname", hostname+"\n"), o.write("hosts", hosts(hostname, node, entries)))
 }
 
 func hosts(hostname string, node netip.Addr, entries []config.HostEntry) string {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -130,12 +131,10 @@ func (o *owner) settle(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	var objects []object
-	for _, w := range o.wanted {
-		if a, is := w.object.(address); !is || !o.watches[a].first {
-			objects = append(objects, w.object)
-		}
-	}
+	objects := lists.Some(o.wanted, func(w want) (object, bool) {
+		a, is := w.object.(address)
+		return w.object, !is || !o.watches[a].first
+	})
 	remove, add := difference(state.objects, o.known, objects)
 	var errs []error
 	for _, r := range remove {
@@ -261,11 +260,7 @@ func (o *owner) problems() (out []string) {
 		if len(o.candidates()) == 0 {
 			out = append(out, "the node has no address at the moment")
 		}
-		for _, l := range o.pending() {
-			if l.listed {
-				out = append(out, "waiting for "+l.Error())
-			}
-		}
+		out = append(out, lists.Some(o.pending(), func(l lack) (string, bool) { return "waiting for " + l.Error(), l.listed })...)
 	}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -112,24 +113,18 @@ func (o *owner) hasPinned() bool {
 }
 
 // unlisted are the plans of cards that the configuration doesn't list.
-func (o *owner) unlisted() (out []config.Link) {
-	for _, name := range o.order() {
+func (o *owner) unlisted() []config.Link {
+	return lists.Some(o.order(), func(name string) (config.Link, bool) {
 		p, _ := o.plan(o.links[name])
-		if len(o.sources(p)) > 0 && !slices.ContainsFunc(o.plans, func(l config.Link) bool { return l.Name == name }) {
-			out = append(out, p)
-		}
-	}
-	return out
+		return p, len(o.sources(p)) > 0 && !slices.ContainsFunc(o.plans, func(l config.Link) bool { return l.Name == name })
+	})
 }
 
 // lacksOf is what a listed link lacks.
 func (o *owner) lacksOf(p config.Link) (out []error) {
 	l, here := o.links[p.Name]
 	if !here {
-		if err := o.errs[making+p.Name]; err != nil {
-			return []error{err}
-		}
-		return []error{lackOf(LinkMissing, "interface %q to appear", p.Name)}
+		return []error{cmp.Or(o.errs[making+p.Name], lackOf(LinkMissing, "interface %q to appear", p.Name))}
 	}
 	if p.Required && !carrier(l) {
 		out = append(out, lackOf(NoCarrier, "a carrier on %q", p.Name))
@@ -177,11 +172,7 @@ func (o *owner) lacking(all []candidate) (out []error) {
 	} else if o.firstAddr.IsZero() {
 		o.firstAddr = time.Now()
 	}
-	for _, l := range o.pending() {
-		if len(all) == 0 || time.Since(o.firstAddr) < l.most {
-			out = append(out, l.error)
-		}
-	}
+	out = lists.Some(o.pending(), func(l lack) (error, bool) { return l.error, len(all) == 0 || time.Since(o.firstAddr) < l.most })
 	switch {
 	case len(all) == 0 && len(out) == 0:
 		out = append(out, lackOf(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows"))

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,10 +99,7 @@ func (o *owner) resolve(ctx context.Context, host string, again time.Duration) e
 			o.tell(ctx, func() bool { o.named[host] = r; return true })
 		})
 	}
-	if last.err != nil {
-		return fmt.Errorf("find the peer %s: %w", host, last.err)
-	}
-	return fmt.Errorf("find the peer %s: asking", host)
+	return fmt.Errorf("find the peer %s: %w", host, cmp.Or(last.err, errors.New("asking")))
 }
 
 // keyed reports whether a link has this configuration. It says nothing of the endpoints: the kernel changes them when a

@@ -49,6 +49,9 @@ func (l *lease) String() string {
 	return either(len(l.addresses) == 0, "names and servers", config.Joined(l.addresses, ", "))
 }
 
+// by is who wants what the lease has.
+func (l *lease) by() string { return l.Source + " from " + l.Server }
+
 // near reports whether an address of another lease is in the same network.
 func (l *lease) near(other *lease) bool {
 	return slices.ContainsFunc(l.addresses, func(own leasedAddress) bool {

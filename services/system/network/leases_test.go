@@ -260,9 +260,61 @@ func TestAdvertisedServers(t *testing.T) {
 }
 
 func advertisedServers(o *owner) []netip.Addr {
-	return found(o, nil, func(l *lease) []netip.Addr { return l.Resolvers })
+	all, _ := found(o, "", nil, func(l *lease) []netip.Addr { return l.Resolvers })
+	return all
 }
 
 func advertisedDomains(o *owner) []string {
-	return found(o, nil, func(l *lease) []string { return l.Search })
+	all, _ := found(o, "", nil, func(l *lease) []string { return l.Search })
+	return all
+}
+
+// Name servers, search domains and time servers say who wants them.
+func TestServersHaveOrigins(t *testing.T) {
+	t.Parallel()
+	mine := config.Network{Nameservers: []netip.Addr{addr("10.9.0.1"), addr("10.9.0.2")}, SearchDomains: []string{"mine.example.org"}}
+	const dhcp, ra = "DHCP from 10.0.0.1", "RA from routers"
+	time0 := map[string]string{"timeserver-10.0.0.3": dhcp}
+	for name, test := range map[string]struct {
+		configured         bool
+		settings, platform config.Network
+		want               map[string]string
+	}{
+		"leases": {want: map[string]string{"nameserver-10.0.0.2": dhcp, "searchdomain-dhcp.example.org": dhcp, "searchdomain-ra.example.org": ra}},
+		"the platform": {true, config.Network{}, mine, map[string]string{
+			"nameserver-10.9.0.1": byPlatform, "nameserver-10.9.0.2": byPlatform, "searchdomain-mine.example.org": byPlatform,
+		}},
+		"the configuration": {true, mine, config.Network{SearchDomains: []string{"platform.example.org"}}, map[string]string{
+			"nameserver-10.9.0.1": "machine.network.nameservers[0]", "nameserver-10.9.0.2": "machine.network.nameservers[1]",
+			"searchdomain-mine.example.org": "machine.network.searchDomains[0]",
+		}},
+		"one each": {true, config.Network{SearchDomains: mine.SearchDomains}, config.Network{}, map[string]string{
+			"nameserver-10.0.0.2": dhcp, "searchdomain-mine.example.org": "machine.network.searchDomains[0]",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := &owner{
+				cfg: &config.Config{Machine: config.Machine{Network: test.settings}}, configured: test.configured,
+				Daemon: New(Options{Store: resource.NewStore(), etcDir: t.TempDir(), physical: func(netlink.Link) bool { return true }}),
+				links:  map[string]netlink.Link{"test0": &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "test0", Index: 2}}},
+				clients: map[leaseKey]*client{{"test0", "DHCP"}: {lease: &lease{ntp: []netip.Addr{addr("10.0.0.3")}, LeaseStatus: LeaseStatus{
+					Source: "DHCP", Server: "10.0.0.1", Resolvers: []netip.Addr{addr("10.0.0.2")}, Search: []string{"dhcp.example.org"},
+				}}}},
+			}
+			o.platform.network = test.platform
+			o.advertise(2, []ndp.Option{&ndp.DNSSearchList{Lifetime: time.Hour, DomainNames: []string{"dhcp.example.org", "ra.example.org"}}}, time.Now())
+			if err := o.writeAll(NodeAddress{}, false); err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]string{}
+			for _, s := range Servers.List(o.o.Store) {
+				got[s.ID] = s.Spec.By
+			}
+			maps.Copy(test.want, time0)
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
 }

@@ -74,6 +74,9 @@ var Resolvers = kindOf[[]netip.Addr]("Resolvers", "Resolver", serversColumn)
 // TimeServers has one object, "timeservers": those of the leases.
 var TimeServers = kindOf[[]netip.Addr]("TimeServers", "TimeServer", serversColumn)
 
+// Servers are the objects of both, and the search domains, each with who wants it.
+var Servers = kindOf[Object]("Servers", "Server")
+
 var serversColumn = resource.Column{Name: "SERVERS", Value: func(s any) string { return config.Joined(s.([]netip.Addr), ",") }}
 
 // Status is the last result of networkd.

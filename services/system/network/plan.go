@@ -97,7 +97,7 @@ func wanted(index int, p config.Link, leases []*lease, order uint32, t taken, no
 	}
 	static := lists.Of(p.Routes, func(r config.Route) want { return want{t.place(staticRoute(index, r, p.Table)), layer} })
 	for _, l := range leases {
-		by := l.Source + " from " + l.Server
+		by := l.by()
 		if size == 0 {
 			size, sizeBy = l.mtu, by
 		}

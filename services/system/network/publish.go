@@ -37,16 +37,21 @@ func (o *owner) publish() {
 	}
 }
 
-func (o *owner) nameServers() []netip.Addr {
-	return found(o, func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
+func (o *owner) nameServers() ([]netip.Addr, []string) {
+	return found(o, "nameservers", func(n config.Network) []netip.Addr { return n.Nameservers }, func(l *lease) []netip.Addr { return l.Resolvers })
 }
 
 // writeAll writes files and resources.
 func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	w := o.o.Store.As(ID)
-	servers := o.nameServers()
+	servers, serversBy := o.nameServers()
 	// domains that complete short names
-	search := found(o, func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
+	search, searchBy := found(o, "searchDomains", func(n config.Network) []string { return n.SearchDomains }, func(l *lease) []string { return l.Search })
+	times, timesBy := found(o, "", nil, func(l *lease) []netip.Addr { return l.ntp })
+	all := map[string]Object{}
+	origins(all, "nameserver", servers, serversBy)
+	origins(all, "searchdomain", search, searchBy)
+	origins(all, "timeserver", times, timesBy)
 	if len(servers) > config.MaxNameservers && !slices.Equal(servers, o.toldServers) {
 		o.toldServers = servers
 		o.log.Warn(fmt.Sprintf("there are %d name servers, and programs ask the first %d only: not %s", len(servers), config.MaxNameservers, servers[config.MaxNameservers]))
@@ -55,7 +60,8 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 		o.writeResolvers("/etc/resolv.conf", servers, search),
 		o.writeResolvers(boot.PodResolvConf, []netip.Addr{o.cfg.ResolverAddress()}, search),
 		Resolvers.Put(w, ResolversID, servers),
-		TimeServers.Put(w, TimeServersID, found(o, nil, func(l *lease) []netip.Addr { return l.ntp })),
+		TimeServers.Put(w, TimeServersID, times),
+		Servers.Replace(w, all),
 	}
 	if !chosen {
 		return errors.Join(errs...) // the last address stays published: its users need one
@@ -92,7 +98,7 @@ func (o *owner) name() string {
 	if name := o.settings.Hostname; name != "" {
 		return name
 	}
-	names := found(o, nil, func(l *lease) []string {
+	names, _ := found(o, "", nil, func(l *lease) []string {
 		if name, err := cleanHostname(l.Hostname); err == nil {
 			return []string{name}
 		}
@@ -124,20 +130,32 @@ func (o *owner) problemsOf(l *lease) []string {
 	return append(slices.Clip(l.Problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.Hostname, o.hostname, why))
 }
 
-// found is what the first layer of settings has that has any, else what all leases have.
-func found[E comparable](o *owner, settings func(config.Network) []E, leases func(*lease) []E) []E {
+// found is what the first layer of settings has that has any, else what all leases have; and who wants each. field is its
+// name in the configuration.
+func found[E comparable](o *owner, field string, settings func(config.Network) []E, leases func(*lease) []E) (out []E, by []string) {
 	for _, l := range o.layers() {
 		if settings != nil && len(settings(l.Network)) > 0 {
-			return settings(l.Network)
+			for i := range settings(l.Network) {
+				by = append(by, either(l.by == byConfiguration, fmt.Sprintf("machine.network.%s[%d]", field, i), l.by))
+			}
+			return settings(l.Network), by
 		}
 	}
-	out := []E{}
+	out = []E{}
 	for _, name := range o.order() {
 		for _, l := range o.leases(name) {
-			out = append(out, missing(leases(l), out)...)
+			more := missing(leases(l), out)
+			out, by = append(out, more...), append(by, slices.Repeat([]string{l.by()}, len(more))...)
 		}
 	}
-	return out
+	return out, by
+}
+
+// origins says of each value who wants it.
+func origins[E any](all map[string]Object, what string, values []E, by []string) {
+	for i, value := range values {
+		all[fmt.Sprint(what, "-", value)] = Object{What: fmt.Sprint(value), By: by[i]}
+	}
 }
 
 // missing is what is in a and not in b.

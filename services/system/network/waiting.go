@@ -172,11 +172,12 @@ func (o *owner) lacking(all []candidate) (out []error) {
 	} else if o.firstAddr.IsZero() {
 		o.firstAddr = time.Now()
 	}
+	servers, _ := o.nameServers()
 	out = lists.Some(o.pending(), func(l lack) (error, bool) { return l.error, len(all) == 0 || time.Since(o.firstAddr) < l.most })
 	switch {
 	case len(all) == 0 && len(out) == 0:
 		out = append(out, lackOf(NoValidSubnet, "an address that machine.kubelet.nodeIP.validSubnets allows"))
-	case len(all) > 0 && len(o.nameServers()) == 0 && o.served() && time.Since(o.firstAddr) < linkGrace:
+	case len(all) > 0 && len(servers) == 0 && o.served() && time.Since(o.firstAddr) < linkGrace:
 		out = append(out, lackOf("", "a name server, for %s at most", linkGrace))
 	}
 	return out

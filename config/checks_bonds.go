@@ -19,6 +19,13 @@ func checkBonds(c *Config, r *report) {
 				r.bad(where.with(f.Tag.Get("yaml")), "is an option of %s, and the mode of %s is %s", modes, quote(in.Name), b.Mode)
 			}
 		}
+		// Earlier releases took these two with each mode, and the kernel doesn't use them.
+		if b.LACPRate == "fast" && b.Mode != "802.3ad" {
+			r.warn(where.with("lacpRate"), "isn't used with mode %s; leave it out", b.Mode)
+		}
+		if b.XmitHashPolicy != "layer2" && !slices.Contains([]string{"802.3ad", "balance-xor", "balance-tlb"}, b.Mode) {
+			r.warn(where.with("xmitHashPolicy"), "isn't used with mode %s; leave it out", b.Mode)
+		}
 		if b.Primary != "" {
 			r.refuse(where.with("primary"), checkOneOf(b.Primary, b.Interfaces))
 		}
@@ -50,10 +57,12 @@ func (b Bond) checkMonitor(r *report, where place) {
 	for _, delay := range []struct {
 		name string
 		ms   int
-	}{{"miimon", monitor}, {"updelay", b.UpDelay}, {"downdelay", b.DownDelay}} {
+	}{{"miimon", monitor}, {"updelay", b.UpDelay}, {"downdelay", b.DownDelay}, {"peerNotifyDelay", b.PeerNotifyDelay}} {
 		switch {
 		case delay.ms < 0:
 			r.bad(where.with(delay.name), "must not be negative")
+		case monitor == 0 && delay.ms > 0:
+			r.warn(where.with(delay.name), "isn't used with arpInterval; leave it out")
 		case monitor > 0 && delay.ms%monitor != 0:
 			r.bad(where.with(delay.name), "%d ms is not a multiple of miimon, %d ms", delay.ms, monitor)
 		}

@@ -5,52 +5,62 @@ import "net/netip"
 // Bond makes the interface a bond of several links. Options without a default here have the kernel's
 // (Documentation/networking/bonding.rst). The kernel takes some with some modes only.
 type Bond struct {
-	Mode           string `yaml:"mode"`           // kernel name, such as 802.3ad, active-backup; default balance-rr
-	LACPRate       string `yaml:"lacpRate"`       // slow (default) or fast
-	XmitHashPolicy string `yaml:"xmitHashPolicy"` // how traffic is distributed over the members; default layer2
+	// kernel name, such as 802.3ad, active-backup; default balance-rr
+	Mode     string `yaml:"mode"`
+	LACPRate string `yaml:"lacpRate" file:"lacp_rate"` // slow (default) or fast
+	// how traffic is distributed over the members; default layer2
+	XmitHashPolicy string `yaml:"xmitHashPolicy" file:"xmit_hash_policy"`
 	// ms between link checks; default 100; 0 only with arpInterval, because a failed link wouldn't be detected
-	MIIMon    *int `yaml:"miimon"`
-	UpDelay   int  `yaml:"updelay"`   // ms, a multiple of miimon
-	DownDelay int  `yaml:"downdelay"` // ms, a multiple of miimon
+	MIIMon    *int `yaml:"miimon" file:"miimon"`
+	UpDelay   int  `yaml:"updelay" file:"updelay"`     // ms, a multiple of miimon
+	DownDelay int  `yaml:"downdelay" file:"downdelay"` // ms, a multiple of miimon
 	// required; the members, by name, alias or MAC address; the bond has the MAC address of the first one
 	Interfaces []string `yaml:"interfaces"`
 
 	// the preferred member, one of interfaces; for active-backup, balance-tlb and balance-alb
 	Primary string `yaml:"primary" modes:"active-backup, balance-tlb, balance-alb"`
 	// when a primary that is back is used again: always, better or failure
-	PrimaryReselect string `yaml:"primaryReselect" modes:"active-backup, balance-tlb, balance-alb"`
+	PrimaryReselect string `yaml:"primaryReselect" file:"primary_reselect" modes:"active-backup, balance-tlb, balance-alb"`
 	// whose MAC address the bond has: none, active or follow; for active-backup
-	FailOverMAC string `yaml:"failOverMac" modes:"active-backup"`
+	FailOverMAC string `yaml:"failOverMac" file:"fail_over_mac" modes:"active-backup"`
 	// members that must work, or the bond has no carrier; for 802.3ad
-	MinLinks *int `yaml:"minLinks" modes:"802.3ad"`
+	MinLinks *int `yaml:"minLinks" file:"min_links" modes:"802.3ad"`
 
 	// when another aggregator is chosen: stable, bandwidth or count; for 802.3ad
-	ADSelect       string `yaml:"adSelect" modes:"802.3ad"`
-	ADActorSysPrio *int   `yaml:"adActorSysPrio" modes:"802.3ad"` // 1 to 65535; for 802.3ad
-	ADUserPortKey  *int   `yaml:"adUserPortKey" modes:"802.3ad"`  // 0 to 1023; for 802.3ad
-	ADActorSystem  string `yaml:"adActorSystem"`                  // a MAC address; for 802.3ad
+	ADSelect       string `yaml:"adSelect" file:"ad_select" modes:"802.3ad"`
+	ADActorSysPrio *int   `yaml:"adActorSysPrio" file:"ad_actor_sys_prio" modes:"802.3ad"` // 1 to 65535; for 802.3ad
+	ADUserPortKey  *int   `yaml:"adUserPortKey" file:"ad_user_port_key" modes:"802.3ad"`   // 0 to 1023; for 802.3ad
+	ADActorSystem  string `yaml:"adActorSystem" file:"ad_actor_system"`                    // a MAC address; for 802.3ad
+	// speak first, as is usual, or only to a switch that does; for 802.3ad
+	LACPActive *bool `yaml:"lacpActive" file:"lacp_active" modes:"802.3ad"`
 
 	// ms between requests to arpIPTarget, which detect a failed path instead of miimon; for active-backup, balance-rr,
 	// balance-xor and broadcast
-	ARPInterval int `yaml:"arpInterval" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	ARPInterval int `yaml:"arpInterval" file:"arp_interval" modes:"active-backup, balance-rr, balance-xor, broadcast"`
 	// 1 to 16 IPv4 addresses
 	ARPIPTarget []netip.Addr `yaml:"arpIPTarget"`
-	// whose answers count: none, active, backup or all
-	ARPValidate string `yaml:"arpValidate" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	// requests without an answer after which a path has failed, 1 to 255
+	ARPMissedMax int `yaml:"arpMissedMax" file:"arp_missed_max" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	// of which members answers are checked: none, active, backup or all; with filter, only packets of ARP count
+	ARPValidate string `yaml:"arpValidate" file:"arp_validate" modes:"active-backup, balance-rr, balance-xor, broadcast"`
 	// any or all must answer
-	ARPAllTargets string `yaml:"arpAllTargets" modes:"active-backup, balance-rr, balance-xor, broadcast"`
+	ARPAllTargets string `yaml:"arpAllTargets" file:"arp_all_targets" modes:"active-backup, balance-rr, balance-xor, broadcast"`
 
 	// reports after a change of the member, 0 to 255
-	ResendIGMP *int `yaml:"resendIgmp"`
+	ResendIGMP *int `yaml:"resendIgmp" file:"resend_igmp"`
 	// announcements after a change of the member, 0 to 255
-	NumPeerNotif *int `yaml:"numPeerNotif"`
-	LPInterval   *int `yaml:"lpInterval"` // s between learning packets
+	NumPeerNotif *int `yaml:"numPeerNotif" file:"num_grat_arp"`
+	// ms between these announcements, a multiple of miimon; 0 to 300000
+	PeerNotifyDelay int  `yaml:"peerNotifyDelay" file:"peer_notif_delay"`
+	LPInterval      *int `yaml:"lpInterval" file:"lp_interval"` // s between learning packets
 	// before the next member's turn; 0 is random; for balance-rr
-	PacketsPerSlave *int `yaml:"packetsPerSlave" modes:"balance-rr"`
+	PacketsPerSlave *int `yaml:"packetsPerSlave" file:"packets_per_slave" modes:"balance-rr"`
 	// take packets of members that aren't in use, too
-	AllSlavesActive *bool `yaml:"allSlavesActive"`
-	UseCarrier      *bool `yaml:"useCarrier"`                       // ask the driver for the carrier, as is usual
-	TLBDynamicLB    *bool `yaml:"tlbDynamicLb" modes:"balance-tlb"` // move flows by load; for balance-tlb
+	AllSlavesActive *bool `yaml:"allSlavesActive" file:"all_slaves_active"`
+	// ask the driver for the carrier, as is usual
+	UseCarrier *bool `yaml:"useCarrier" file:"use_carrier"`
+	// move flows by load; for balance-tlb
+	TLBDynamicLB *bool `yaml:"tlbDynamicLb" file:"tlb_dynamic_lb" modes:"balance-tlb"`
 }
 
 // Bridge makes the interface a bridge: a switch between its ports, to which the node itself is connected, too.

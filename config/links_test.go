@@ -135,6 +135,11 @@ func TestDoubtfulNetworks(t *testing.T) {
 		// Links of all kinds, on top of each other.
 		{"interfaces: [{interface: br0, dhcp: true, bridge: {interfaces: [bond0, eth2.7]}}, {interface: bond0, bond: {interfaces: [eth0, eth1]}}, {interface: eth2, vlans: [{vlanId: 7, protocol: 802.1ad}]}, {interface: br0, vlans: [{vlanId: 9, dhcp: true}]}]", ""},
 		{"interfaces: [{interface: blue, vrf: {table: 1000, interfaces: [eth1]}}, {interface: eth1, dhcp: true}, {interface: m0, dhcp: true, macvlan: {interface: eth0}}, {interface: v0, veth: {peer: v1}}, {interface: v1, cidr: 10.7.0.1/24}, {interface: d0, cidr: 10.8.0.1/32, dummy: true}]", ""},
+		// Options of bonds that the kernel doesn't use
+		{"interfaces: [{interface: bond0, dhcp: true, bond: {mode: active-backup, lacpRate: fast, interfaces: [eth0]}}]", entry + "[0].bond.lacpRate: isn't used with mode active-backup; leave it out"},
+		{"interfaces: [{interface: bond0, dhcp: true, bond: {xmitHashPolicy: layer3+4, interfaces: [eth0]}}]", entry + "[0].bond.xmitHashPolicy: isn't used with mode balance-rr; leave it out"},
+		{"interfaces: [{interface: bond0, dhcp: true, bond: {miimon: 0, updelay: 200, arpInterval: 100, arpIPTarget: [10.0.0.1], interfaces: [eth0]}}]", entry + "[0].bond.updelay: isn't used with arpInterval; leave it out"},
+		{"interfaces: [{interface: bond0, dhcp: true, bond: {mode: balance-tlb, xmitHashPolicy: layer3+4, interfaces: [eth0]}}]", ""},
 		// VLANs
 		{"interfaces: [{interface: eth0, vlans: [{vlanId: 5, mtu: 9000}, {vlanId: 6, mtu: 1500}]}]", entry + "[0].vlans[0].mtu: 9000 is larger than 1500, which a card has without mtu; set mtu of eth0"},
 		{"interfaces: [{interface: eth0, vlans: [{vlanId: 5, cidr: 10.0.0.5/24}]}, {interface: eth0.5, vip: {ip: 10.0.0.9}}]",

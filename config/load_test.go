@@ -224,6 +224,8 @@ network:
         lpInterval: 2
         resendIgmp: 2
         numPeerNotif: 3
+        peerNotifyDelay: 200
+        lacpActive: false
         allSlavesActive: true
         useCarrier: false
     - interface: bond1
@@ -236,6 +238,7 @@ network:
         failOverMac: active
         arpInterval: 500
         arpIPTarget: [10.0.0.1]
+        arpMissedMax: 3
         arpValidate: active
         arpAllTargets: all
     - interface: bond2

@@ -30,6 +30,9 @@ func normalize(c *Config, r *report) {
 		for j := range members {
 			members[j] = macAddress(members[j])
 		}
+		if in.Bond != nil {
+			in.Bond.ADActorSystem = macAddress(in.Bond.ADActorSystem)
+		}
 		if in.MACVLAN != nil {
 			in.MACVLAN.Interface = macAddress(in.MACVLAN.Interface)
 		}

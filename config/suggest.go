@@ -19,6 +19,9 @@ var misplaced = map[string]string{
 	"network":                 "machine.network",
 }
 
+// unsettable are options of bonds that netlink's library has no attribute for, and the kernel no file.
+var unsettable = []string{"nsIP6Target", "coupledControl", "broadcastNeighbor"}
+
 // maxDistance is how many typing errors a suggestion may correct.
 const maxDistance = 2
 
@@ -31,6 +34,9 @@ func suggestKey(t reflect.Type, where place) string {
 	key, _ := where[len(where)-1].(string)
 	if t == reflect.TypeFor[EncryptionKey]() && key == "recovery" {
 		return "; a machine gets its recovery key by gbctl recovery-key add"
+	}
+	if t == reflect.TypeFor[Bond]() && slices.Contains(unsettable, key) {
+		return "; the kernel has this option of a bond only in messages that the node can't send"
 	}
 	var names []string
 	for f := range t.Fields() {

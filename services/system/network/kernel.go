@@ -315,7 +315,7 @@ type LinkStatus struct {
 	Permanent string `yaml:"permanentMAC,omitempty"`
 	Driver    string `yaml:"driver,omitempty"`
 	BusPath   string `yaml:"busPath,omitempty"`
-	// of a bond with LACP: the MAC address and the key of the switch
+	// of a bond with LACP: the MAC address and the key of the switch; of its members: the state of the switch's port
 	Partner string `yaml:"partner,omitempty" column:"PARTNER"`
 	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
 }
@@ -400,7 +400,7 @@ func (o *owner) reportObjects() error {
 func (o *owner) linkStatus(name string) LinkStatus {
 	l := o.links[name]
 	a := l.Attrs()
-	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Partner: partnerOf(name)}
+	s := LinkStatus{Index: a.Index, Kind: l.Type(), MAC: a.HardwareAddr.String(), MTU: a.MTU, State: "down", Alias: o.aliases[name], Partner: cmp.Or(partnerOf(name), partnerState(name))}
 	if o.o.physical(l) {
 		c := o.o.card(l)
 		s.Permanent, s.Driver, s.BusPath = c.HardwareAddr, c.Driver, c.BusPath

@@ -183,6 +183,43 @@ func TestPartnerOfABond(t *testing.T) {
 		}
 		return err
 	})
+	// The state of its ports is that of the members, and changes with it.
+	port := func(link string, holds ...string) {
+		t.Helper()
+		eventually.That(t, 2*observeEvery+20*time.Second, fmt.Sprintf("the partner's port at %s is %q", link, holds), func() error {
+			s, err := Links.Get(n.store, link)
+			for _, part := range holds {
+				if err == nil && !slices.Contains(strings.Split(s.Spec.Partner, ","), part) {
+					err = fmt.Errorf("it is %q", s.Spec.Partner)
+				}
+			}
+			return err
+		})
+	}
+	for _, link := range []string{"eth0", "eth1"} {
+		port(link, "active", "short_timeout", "aggregating", "in_sync", "collecting", "distributing")
+	}
+	p.do(func() {
+		l, err := netlink.LinkByName("far-eth1")
+		if err == nil {
+			err = netlink.LinkSetNoMaster(l) // a cable in another switch, which has no LACP
+		}
+		if err == nil {
+			err = netlink.LinkSetUp(l)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	aggregates(t, 1, partner)
+	eventually.That(t, 2*observeEvery+20*time.Second, "the partner's port at eth1 doesn't distribute", func() error {
+		s, err := Links.Get(n.store, "eth1")
+		if err == nil && strings.Contains(s.Spec.Partner, "distributing") {
+			err = fmt.Errorf("it is %q", s.Spec.Partner)
+		}
+		return err
+	})
+	port("eth0", "in_sync", "distributing")
 }
 
 // The primary of a bond is used when it works, and can be another one without a new bond.
@@ -212,29 +249,82 @@ func TestPrimaryOfABond(t *testing.T) {
 	n.follows()
 }
 
-// Settings of a card's driver are made, and come back. What the driver refuses is a problem of its link, which works.
+// Settings of a card's driver are made, on members of a bond, too, and come back. What the driver refuses is a problem
+// of its link, which works, and nothing else waits.
 func TestDriverOfACard(t *testing.T) {
 	p := newPeer(t)
 	p.wire("eth0", "far0", "10.22.0.1/24")
-	card := static("eth0", "10.22.0.2/24", 0)
-	card.Ethernet = &config.Ethernet{Features: map[string]bool{"tx-tcp-segmentation": false}}
-	n := startNode(t, config.Network{Interfaces: []config.Interface{card}})
+	p.wire("eth1", "far1", "10.22.1.1/24")
+	queues := netlink.NewVeth(netlink.LinkAttrs{Name: "eth2", NumRxQueues: 4, NumTxQueues: 4})
+	queues.PeerName = "far2"
+	if err := netlink.LinkAdd(queues); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(queues) })
+	tool, err := ethtool.NewEthtool()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tool.Close)
+	card, other, member := static("eth0", "10.22.0.2/24", 0), static("eth2", "10.22.2.2/24", 0), config.Interface{Name: "eth1"}
+	bond := config.Interface{Name: "bond0", CIDR: prefix("10.22.1.2/24"), Bond: &config.Bond{Mode: "active-backup", Interfaces: []string{"eth1"}}}
+	card.Ethernet = &config.Ethernet{Features: map[string]bool{"tx-tcp-segmentation": false, "rx-gro": true}}
+	member.Ethernet = &config.Ethernet{Features: map[string]bool{"tx-udp-segmentation": false}}
+	other.Ethernet = &config.Ethernet{Channels: config.EthernetChannels{RX: 3, TX: 2}}
+	n := startNode(t, config.Network{Interfaces: []config.Interface{card, member, bond, other, {Name: "far2", Ignore: true}}})
 	n.up(10 * time.Second)
-	eventually.That(t, 5*time.Second, "the feature is off", func() error {
-		tool, err := ethtool.NewEthtool()
-		if err != nil {
+	has := func(link, feature string, want bool) {
+		t.Helper()
+		eventually.That(t, 70*time.Second, fmt.Sprintf("%s of %s is %v", feature, link, want), func() error {
+			is, err := tool.Features(link)
+			if err == nil && is[feature] != want {
+				err = fmt.Errorf("it is %v", is[feature])
+			}
 			return err
-		}
-		defer tool.Close()
-		is, err := tool.Features("eth0")
-		if err == nil && is["tx-tcp-segmentation"] {
-			err = errors.New("it is on")
-		}
-		return err
-	})
+		})
+	}
+	channels := func(rx, tx uint32) {
+		t.Helper()
+		eventually.That(t, 70*time.Second, fmt.Sprintf("eth2 has %d and %d channels", rx, tx), func() error {
+			is, err := tool.GetChannels("eth2")
+			if err == nil && (is.RxCount != rx || is.TxCount != tx) {
+				err = fmt.Errorf("it has %+v", is)
+			}
+			return err
+		})
+	}
+	has("eth0", "tx-tcp-segmentation", false)
+	has("eth0", "rx-gro", true)
+	has("eth1", "tx-udp-segmentation", false)
+	memberOf(t, "eth1", "bond0")
+	channels(3, 2)
 	n.follows()
-	card.Ethernet = &config.Ethernet{Rings: config.EthernetRings{RX: 512}, Features: map[string]bool{"warp-drive": true}}
-	n.configure(config.Network{Interfaces: []config.Interface{card}})
-	n.follows("settings of the driver of eth0: rings: operation not supported\nfeature warp-drive: ")
+
+	if err := tool.Change("eth0", map[string]bool{"tx-tcp-segmentation": true, "rx-gro": false}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tool.SetChannels("eth2", ethtool.Channels{RxCount: 1, TxCount: 4}); err != nil {
+		t.Fatal(err)
+	}
+	has("eth0", "tx-tcp-segmentation", false)
+	has("eth0", "rx-gro", true)
+	channels(3, 2)
+
+	// No link of this kernel has rings or wakes a machine up, and none has more channels than queues.
+	card.Ethernet = &config.Ethernet{Rings: config.EthernetRings{RX: 512}, WakeOnLAN: []string{"magic"}, Features: map[string]bool{"tx-lockless": false, "warp-drive": true}}
+	other.Ethernet = &config.Ethernet{Channels: config.EthernetChannels{RX: 5}}
+	problems := []string{
+		"settings of the driver of eth0: rings: operation not supported\nwakeOnLan: operation not supported\nfeature tx-lockless: ",
+		"settings of the driver of eth2: channels: invalid argument",
+	}
+	refused := config.Network{Interfaces: []config.Interface{card, other, {Name: "eth1", Ignore: true}}}
+	n.configure(refused)
+	n.follows(problems...)
 	becomes(t, "eth0", "10.22.0.2/24")
+	n.stop()
+	again := startNode(t, refused)
+	again.up(listedGrace / 2)
+	again.follows(problems...)
+	becomes(t, "eth0", "10.22.0.2/24")
+	becomes(t, "eth2", "10.22.2.2/24")
 }

@@ -9,8 +9,10 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/garboard-os/garboard/config"
@@ -32,7 +34,7 @@ func (v virtual) kind() string { return v.link(0).Type() }
 
 // sameLink reports whether one link can be both: other differences can be changed on it.
 func (v virtual) sameLink(other virtual) bool {
-	return v.below == other.below && reflect.DeepEqual(v.link(0), other.link(0))
+	return v.below == other.below && reflect.DeepEqual(v.link(0), other.link(0)) && (v.entry.Bond == nil || maps.Equal(v.files(), other.files()))
 }
 
 // expand makes one plan for each link: VLANs, the far ends of veths, and members are inside of another link's entry in
@@ -120,44 +122,41 @@ func (v virtual) link(below int) netlink.Link {
 	return &netlink.Wireguard{LinkAttrs: attrs}
 }
 
-// bondLink has only the options that are set, and that the mode uses: the kernel refuses others.
+// bondLink has what the other options depend on, and what can be a list: files are for all others.
 func bondLink(attrs netlink.LinkAttrs, o *config.Bond) netlink.Link {
 	b := netlink.NewLinkBond(attrs)
-	b.Mode = netlink.StringToBondMode(o.Mode)
-	if b.Miimon, b.UpDelay, b.DownDelay = *o.MIIMon, o.UpDelay, o.DownDelay; o.ARPInterval != 0 {
-		b.Miimon, b.UpDelay, b.DownDelay, b.ArpInterval = -1, -1, -1, o.ARPInterval
+	b.Mode, b.Miimon = netlink.StringToBondMode(o.Mode), *o.MIIMon
+	if o.ARPInterval != 0 {
+		b.Miimon, b.ArpInterval = -1, o.ARPInterval
 	}
-	b.LacpRate = either(b.Mode == netlink.BOND_MODE_802_3AD, netlink.StringToBondLacpRate(o.LACPRate), b.LacpRate)
-	hashes := slices.Contains([]netlink.BondMode{netlink.BOND_MODE_802_3AD, netlink.BOND_MODE_BALANCE_XOR, netlink.BOND_MODE_BALANCE_TLB}, b.Mode)
-	b.XmitHashPolicy = either(hashes, netlink.StringToBondXmitHashPolicy(o.XmitHashPolicy), b.XmitHashPolicy)
 	b.ArpIpTargets = lists.Of(o.ARPIPTarget, func(a netip.Addr) net.IP { return a.AsSlice() })
-	chosen(&b.PrimaryReselect, netlink.StringToBondPrimaryReselectMap, o.PrimaryReselect)
-	chosen(&b.FailOverMac, netlink.StringToBondFailOverMacMap, o.FailOverMAC)
-	chosen(&b.AdSelect, netlink.StringToBondAdSelectMap, o.ADSelect)
-	chosen(&b.ArpValidate, netlink.StringToBondArpValidateMap, o.ARPValidate)
-	chosen(&b.ArpAllTargets, netlink.StringToBondArpAllTargetsMap, o.ARPAllTargets)
-	b.AdActorSystem, _ = net.ParseMAC(o.ADActorSystem)
-	for to, n := range map[*int]*int{
-		&b.MinLinks: o.MinLinks, &b.AdActorSysPrio: o.ADActorSysPrio, &b.AdUserPortKey: o.ADUserPortKey, &b.LpInterval: o.LPInterval,
-		&b.ResendIgmp: o.ResendIGMP, &b.NumPeerNotif: o.NumPeerNotif, &b.PacketsPerSlave: o.PacketsPerSlave,
-	} {
-		if n != nil {
-			*to = *n
-		}
-	}
-	for to, is := range map[*int]*bool{&b.AllSlavesActive: o.AllSlavesActive, &b.UseCarrier: o.UseCarrier, &b.TlbDynamicLb: o.TLBDynamicLB} {
-		if is != nil {
-			*to = map[bool]int{true: 1}[*is]
-		}
-	}
 	return b
 }
 
-// chosen sets an option that is named.
-func chosen[T any](option *T, by map[string]T, name string) {
-	if value, known := by[name]; known {
-		*option = value
+// files are the settings of a bond or bridge that are set by files of the link: netlink's library doesn't have all, and
+// all can be compared here. Each has a word of what the kernel shows there.
+func (v virtual) files() map[string]string {
+	files, flag := map[string]string{}, map[bool]string{true: "1", false: "0"}
+	if b := v.entry.Bridge; b != nil {
+		files["bridge/stp_state"], files["bridge/vlan_filtering"] = flag[b.STP.Enabled], flag[b.VLAN.VLANFiltering]
 	}
+	if v.entry.Bond == nil {
+		return files
+	}
+	for f, value := range reflect.ValueOf(*v.entry.Bond).Fields() {
+		file := f.Tag.Get("file")
+		if file == "" || value.IsZero() {
+			continue
+		}
+		if files["bonding/"+file] = fmt.Sprint(reflect.Indirect(value)); reflect.Indirect(value).Kind() == reflect.Bool {
+			files["bonding/"+file] = flag[reflect.Indirect(value).Bool()]
+		}
+	}
+	// The kernel refuses some with some modes, and delays without miimon.
+	maps.DeleteFunc(files, func(file, _ string) bool {
+		return file == "bonding/lacp_rate" && v.entry.Bond.Mode != "802.3ad" || strings.HasSuffix(file, "delay") && v.entry.Bond.ARPInterval != 0
+	})
+	return files
 }
 
 // build makes the virtual links: it removes those that aren't wanted, or
@@ -209,15 +208,10 @@ func (o *owner) make(ctx context.Context, v virtual) error {
 	}
 	o.made[v.name] = v
 	o.lead(l, v)
-	switch {
-	case v.entry.WireGuard != nil:
+	if v.entry.WireGuard != nil {
 		return o.key(ctx, l, v.entry.WireGuard)
-	case v.entry.Bridge != nil:
-		return configureBridge(v.name, v.entry.Bridge)
-	case v.entry.Bond != nil:
-		return o.adjust(l, v)
 	}
-	return nil
+	return o.setFiles(l, v)
 }
 
 func (o *owner) add(v virtual) error {
@@ -261,45 +255,47 @@ func (o *owner) lead(master netlink.Link, v virtual) {
 	master.Attrs().HardwareAddr = mac
 }
 
-// adjust sets the primary of a bond, which has to be a member before, and options that another program has changed: as
-// the kernel had them at first, because it rounds some.
-func (o *owner) adjust(l netlink.Link, v virtual) error {
-	// with an index it would be renamed
-	is, change := l.(*netlink.Bond), netlink.NewLinkBond(netlink.LinkAttrs{Name: v.name})
-	o.of(is.Index).bond = cmp.Or(o.of(is.Index).bond, is)
-	want, first, now, to := reflect.ValueOf(v.link(0)).Elem(), reflect.ValueOf(o.of(is.Index).bond).Elem(), reflect.ValueOf(is).Elem(), reflect.ValueOf(change).Elem()
-	var changed []string
-	for i := range want.NumField() {
-		if f := want.Field(i); f.CanInt() && f.Int() >= 0 && first.Field(i).Int() != now.Field(i).Int() {
-			to.Field(i).Set(first.Field(i))
-			changed = append(changed, want.Type().Field(i).Name)
+// portStates are the bits of the state of a port with LACP (IEEE 802.1AX §6.4.2.3), as ip-link(8) names them.
+var portStates = []string{"active", "short_timeout", "aggregating", "in_sync", "collecting", "distributing", "defaulted", "expired"}
+
+// partnerState is the state of the other end's port, as a member of a bond with LACP has heard it; "" for other links.
+func partnerState(member string) string {
+	text, _ := os.ReadFile("/sys/class/net/" + member + "/bonding_slave/ad_partner_oper_port_state")
+	bits, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 8) // N/A in other modes
+	var states []string
+	for i, state := range portStates {
+		if bits&(1<<i) != 0 {
+			states = append(states, state)
 		}
 	}
-	if len(changed) > 0 {
-		o.log.Warn(fmt.Sprintf("%s of %s was changed by another program; it is set again", strings.Join(changed, ", "), v.name))
-	}
-	if i := slices.Index(v.entry.Bond.Interfaces, v.entry.Bond.Primary); i >= 0 {
-		if p := o.links[v.members[i]]; p != nil && p.Attrs().MasterIndex == is.Index && p.Attrs().Index != is.Primary {
-			change.Primary = p.Attrs().Index
-		}
-	}
-	if len(changed) == 0 && change.Primary < 0 {
-		return nil
-	}
-	if err := netlink.LinkModify(change); err != nil {
-		return fmt.Errorf("set the options of %s: %w", v.name, err)
-	}
-	return nil
+	return strings.Join(states, ",")
 }
 
-// configureBridge gives a bridge the settings that netlink's library doesn't have.
-func configureBridge(name string, b *config.Bridge) error {
-	set := func(file, what string, on bool) error {
-		_, err := setting("/sys/class/net/"+name+"/bridge/"+file, map[bool]string{true: "1", false: "0"}[on])
-		if err == nil || !on && errors.Is(err, fs.ErrNotExist) { // this kernel can't, and needn't
-			return nil
+// setFiles writes the files of a bond or bridge that have something else: those of a bond before it is up and has
+// members, because some can't change later. Its primary has to be a member before.
+func (o *owner) setFiles(l netlink.Link, v virtual) (err error) {
+	files := v.files()
+	if b := v.entry.Bond; b != nil && slices.Contains(b.Interfaces, b.Primary) {
+		primary := v.members[slices.Index(b.Interfaces, b.Primary)]
+		if p := o.links[primary]; p != nil && p.Attrs().MasterIndex == l.Attrs().Index {
+			files["bonding/primary"] = primary
 		}
-		return fmt.Errorf("%s of the bridge: %w", what, err)
 	}
-	return errors.Join(set("stp_state", "stp", b.STP.Enabled), set("vlan_filtering", "vlanFiltering", b.VLAN.VLANFiltering))
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		path := "/sys/class/net/" + v.name + "/" + file
+		shown, failed := os.ReadFile(path)
+		if failed == nil && !slices.Contains(strings.Fields(string(shown)), files[file]) {
+			failed = os.WriteFile(path, []byte(files[file]), 0)
+			if live := v.entry.Bridge != nil || file == "bonding/primary"; !live && l.Attrs().Flags&net.FlagUp != 0 {
+				o.log.Warn(fmt.Sprintf("%s of %s was changed by another program; it is set again", file, v.name))
+			}
+		}
+		if v.entry.Bridge != nil && files[file] == "0" && errors.Is(failed, fs.ErrNotExist) {
+			continue // this kernel can't, and needn't
+		}
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("set an option of %s: %w", v.name, failed))
+		}
+	}
+	return err
 }

@@ -71,18 +71,21 @@ func TestS092BondOptions(t *testing.T) {
 	for _, tt := range []struct {
 		bond config.Bond
 		mode netlink.BondMode
-		lacp netlink.BondLacpRate
-		hash netlink.BondXmitHashPolicy
+		want string // its files
 	}{
 		{config.Bond{Mode: "802.3ad", LACPRate: "fast", XmitHashPolicy: "layer3+4", MIIMon: new(100), UpDelay: 200, DownDelay: 200},
-			netlink.BOND_MODE_802_3AD, netlink.BOND_LACP_RATE_FAST, netlink.BOND_XMIT_HASH_POLICY_LAYER3_4},
-		{config.Bond{Mode: "active-backup", LACPRate: "slow", XmitHashPolicy: "layer2", MIIMon: new(100)}, netlink.BOND_MODE_ACTIVE_BACKUP, -1, -1},
-		{config.Bond{Mode: "balance-xor", LACPRate: "slow", XmitHashPolicy: "layer2+3", MIIMon: new(50)}, netlink.BOND_MODE_BALANCE_XOR, -1, netlink.BOND_XMIT_HASH_POLICY_LAYER2_3},
+			netlink.BOND_MODE_802_3AD, "downdelay:200 lacp_rate:fast miimon:100 updelay:200 xmit_hash_policy:layer3+4"},
+		{config.Bond{Mode: "active-backup", LACPRate: "slow", XmitHashPolicy: "layer2", MIIMon: new(100)}, netlink.BOND_MODE_ACTIVE_BACKUP, "miimon:100 xmit_hash_policy:layer2"},
+		{config.Bond{Mode: "active-backup", MIIMon: new(0), UpDelay: 200, PeerNotifyDelay: 200, ARPInterval: 100, UseCarrier: new(false)}, netlink.BOND_MODE_ACTIVE_BACKUP, "arp_interval:100 miimon:0 use_carrier:0"},
+		{config.Bond{Mode: "balance-xor", LACPRate: "slow", XmitHashPolicy: "layer2+3", MIIMon: new(50)}, netlink.BOND_MODE_BALANCE_XOR, "miimon:50 xmit_hash_policy:layer2+3"},
 	} {
-		got, ok := virtual{name: "bond0", entry: config.Link{Bond: &tt.bond}}.link(0).(*netlink.Bond)
-		if !ok || got.Name != "bond0" || got.Mode != tt.mode || got.LacpRate != tt.lacp || got.XmitHashPolicy != tt.hash ||
-			got.Miimon != *tt.bond.MIIMon || got.UpDelay != tt.bond.UpDelay || got.DownDelay != tt.bond.DownDelay {
+		v := virtual{name: "bond0", entry: config.Link{Bond: &tt.bond}}
+		got, ok := v.link(0).(*netlink.Bond)
+		if !ok || got.Name != "bond0" || got.Mode != tt.mode || tt.bond.ARPInterval == 0 && got.Miimon != *tt.bond.MIIMon {
 			t.Errorf("%+v becomes %+v", tt.bond, got)
+		}
+		if d := cmp.Diff("map["+tt.want+"]", strings.ReplaceAll(fmt.Sprint(v.files()), "bonding/", "")); d != "" {
+			t.Errorf("%+v: %s", tt.bond, d)
 		}
 	}
 	vlan, ok := virtual{name: "eth0.7", vlan: config.VLAN{ID: 7}}.link(3).(*netlink.Vlan)

@@ -166,7 +166,6 @@ type memory struct {
 	advertised advertised
 	flags      uint32         // what routers say of DHCPv6
 	ups        string         // how often it got a carrier, at the last look
-	bond       *netlink.Bond  // with the options that the kernel had at first
 	wireguard  wgtypes.Config // the last settings
 	keyed      time.Time      // when it got them
 	tuned      tuned

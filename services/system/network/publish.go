@@ -130,8 +130,8 @@ func (o *owner) problemsOf(l *lease) []string {
 	return append(slices.Clip(l.Problems), fmt.Sprintf("the name %q isn't used: the node is %s, and %s", l.Hostname, o.hostname, why))
 }
 
-// found is what the first layer of settings has that has any, else what all leases have; and who wants each. field is its
-// name in the configuration.
+// found is what the first layer of settings has that has any, else what all leases have; and who wants each. field is
+// its name in the configuration.
 func found[E comparable](o *owner, field string, settings func(config.Network) []E, leases func(*lease) []E) (out []E, by []string) {
 	for _, l := range o.layers() {
 		if settings != nil && len(settings(l.Network)) > 0 {

@@ -95,7 +95,7 @@ func folderOf(file string) string { return "./" + filepath.Dir(file) }
 // bootTests finds them all, in the order of their folders.
 func bootTests(root string) ([]bootTest, error) {
 	var all []bootTest
-	folders := map[string]string{} // by tag and test: tests are chosen by their names
+	folders := map[string]string{}           // by tag and test: tests are chosen by their names
 	bodies := map[string]map[string]string{} // of functions, by folder and name
 	shared := map[string][]string{}
 	look := func(file string, text []byte) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ type keptKey struct {
 func (d *Disks) encryption(label string) *luks.Layer {
 	l := &luks.Layer{
 		Label: label, Field: "machine.systemDiskEncryption", Wipe: "gbctl reset --system-labels-to-wipe " + label + " --reboot", Encrypt: "gbctl -n ADDRESS encrypt",
-		Derivation: d.o.derivation, Processes: d.o.Processes, Log: d.log,
+		Derivation: d.o.derivation, History: luks.History(filepath.Join(d.o.dirs.State, "disk-keys.json")), Processes: d.o.Processes, Log: d.log,
 		Keys: func() ([]luks.Key, error) {
 			if label == boot.LabelState && len(d.making) > 0 {
 				return d.making, nil
@@ -186,7 +187,7 @@ func (d *Disks) settle(ctx context.Context) {
 	for _, l := range d.layers {
 		device, err := volume.Partition(ctx, system.Path, l.Label)
 		if err == nil {
-			err = l.Settle(ctx, device)
+			err = errors.Join(l.Settle(ctx, device), l.Note())
 		}
 		if ctx.Err() != nil {
 			return // the service ends
@@ -206,6 +207,7 @@ func (d *Disks) settle(ctx context.Context) {
 // Shown is a volume of the system's disk, for users.
 type Shown struct {
 	Disk, Size, Layers string
+	Opened             string // which slots have opened it, and when
 	Mounted            bool
 	Encrypted, Lacks   bool   // a recovery key
 	Problem            string // with its encryption
@@ -235,7 +237,7 @@ func (d *Disks) Shown() (all map[string]Shown, settled bool) {
 		if err == nil {
 			shown.Size = disk.SizeText(p.Size)
 			var sealed string
-			if sealed, err = d.layers[i].Show(p.Path); sealed != "" {
+			if sealed, shown.Opened, err = d.layers[i].Show(p.Path); sealed != "" {
 				shown.Encrypted, shown.Layers = true, sealed+", "+shown.Layers
 				shown.Lacks = !strings.Contains(sealed, luks.Recovery)
 			}

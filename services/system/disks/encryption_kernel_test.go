@@ -62,6 +62,17 @@ func (m *machineUnderTest) isMarked() {
 	}
 }
 
+// hasOpened wants which slots have opened STATE and EPHEMERAL, today.
+func hasOpened(t *testing.T, shown map[string]Shown, state, ephemeral string) {
+	t.Helper()
+	today := time.Now().UTC().Format(time.DateOnly)
+	for label, want := range map[string]string{boot.LabelState: state, boot.LabelEphemeral: ephemeral} {
+		if is := shown[label].Opened; !strings.HasPrefix(is, want+today) || strings.Contains(is, ",") {
+			t.Errorf("%s was opened by %q, not by %s", label, is, want)
+		}
+	}
+}
+
 const hidden = "a word that is on no disk"
 
 func sealed(all ...config.EncryptionKey) *config.Encryption { return &config.Encryption{Keys: all} }
@@ -85,6 +96,7 @@ func TestEncryptedSystem(t *testing.T) {
 	if state, ephemeral := shown[boot.LabelState], shown[boot.LabelEphemeral]; state.Layers != "LUKS2 (0 nodeID), xfs" || ephemeral.Layers != "LUKS2 (3 static), xfs" || !state.Mounted || state.Problem != "" {
 		t.Errorf("%+v", shown)
 	}
+	hasOpened(t, shown, "0 ", "3 ")
 	m.write("state/mark", hidden)
 	m.write("var/mark", hidden)
 	m.off()
@@ -97,7 +109,8 @@ func TestEncryptedSystem(t *testing.T) {
 	if found, err := m.mountState(); !found || err != nil {
 		t.Fatalf("STATE isn't open without a configuration: %v", err)
 	}
-	m.comesUp(install, config.SystemDiskEncryption{State: sealed(staticKey(), nodeIDKey()), Ephemeral: sealed(nodeIDKey(), staticKey())})
+	shown = m.comesUp(install, config.SystemDiskEncryption{State: sealed(staticKey(), nodeIDKey()), Ephemeral: sealed(nodeIDKey(), staticKey())})
+	hasOpened(t, shown, "0 ", "3 ") // the added keys haven't yet
 	m.isMarked()
 	if state, ephemeral := m.slotsOf(disk, boot.LabelState), m.slotsOf(disk, boot.LabelEphemeral); len(state) != 2 || len(ephemeral) != 2 {
 		t.Errorf("slots %v of STATE, %v of EPHEMERAL", state, ephemeral)

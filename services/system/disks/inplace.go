@@ -138,7 +138,7 @@ func (d *Disks) readState(ctx context.Context, f disk.Disk) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if sealed, err := d.layers[0].Show(device); sealed != "" || err != nil {
+	if sealed, _, err := d.layers[0].Show(device); sealed != "" || err != nil {
 		return nil, err
 	}
 	defer d.Keeper.Close()

@@ -70,8 +70,11 @@ type Layer struct {
 	Given func() string
 	// Derivation is that of new keys; tests have a faster one.
 	Derivation []string
+	History    History
 	Processes  *process.Table
 	Log        *slog.Logger
+
+	uses map[int]time.Time // what is to be noted in the history, by slot
 }
 
 // Describe implements volume.Layer.
@@ -135,12 +138,14 @@ func (l *Layer) Open(ctx context.Context, device string) (string, error) {
 		return above, err
 	}
 	broken := damage(device)
-	if _, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) }); err != nil {
+	by, err := l.try(ctx, device, func(key Key) error { return l.run(ctx, key.Passphrase, "open", "--allow-discards", device, l.name()) })
+	if err != nil {
 		if broken != nil {
 			err = fmt.Errorf("its header is damaged, and isn't repaired from its copy (%w): %w", broken, err)
 		}
 		return above, err
 	}
+	l.used(by.Slot, time.Now())
 	if left := damage(device); left != nil {
 		l.Log.Warn(fmt.Sprintf("the header of %s is damaged: %v", l.Label, left))
 	} else if broken != nil {
@@ -343,6 +348,7 @@ func (l *Layer) add(ctx context.Context, device string, key *Key, with Key, take
 	if err := l.imports(ctx, device, token); err != nil {
 		return err
 	}
+	l.used(key.Slot, time.Time{})
 	return l.opens(ctx, device, key)
 }
 
@@ -418,10 +424,11 @@ func read(device string) (m metadata, err error) {
 	return m, nil
 }
 
-// Show has the slots of an encrypted device with the kinds of their keys, for users; "" of another device.
-func (l *Layer) Show(device string) (string, error) {
+// Show has the slots of an encrypted device with the kinds of their keys, and when they last opened it, for users; ""
+// of another device.
+func (l *Layer) Show(device string) (slots, opened string, err error) {
 	if c, err := disk.Identify(device); err != nil || c.Kind != kind {
-		return "", err
+		return "", "", err
 	}
 	m, err := read(device)
 	keys, keysErr := l.Keys()
@@ -437,5 +444,6 @@ func (l *Layer) Show(device string) (string, error) {
 	for _, slot := range m.slots() {
 		all = append(all, fmt.Sprintf("%d %s", slot, cmp.Or(kinds[slot], "unknown")))
 	}
-	return "LUKS2 (" + strings.Join(all, ", ") + ")", errors.Join(err, keysErr, keptErr)
+	opened, openedErr := l.History.text(l.Label, m.slots())
+	return "LUKS2 (" + strings.Join(all, ", ") + ")", opened, errors.Join(err, keysErr, keptErr, openedErr)
 }

@@ -50,7 +50,7 @@ func TestRecoveryKeyStays(t *testing.T) {
 	if text := string(out); err != nil || !strings.Contains(text, "0: garboard-recovery\n\tKeyslot:    31") || !strings.Contains(text, "1000") {
 		t.Errorf("%v: %s", err, out)
 	}
-	if shown, err := v.Show(v.device); err != nil || shown != "LUKS2 (0 static, 31 recovery)" {
+	if shown, _, err := v.Show(v.device); err != nil || shown != "LUKS2 (0 static, 31 recovery)" {
 		t.Errorf("%q, %v", shown, err)
 	}
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/disk"
@@ -14,7 +15,7 @@ import (
 // layer is the encryption of a partition of machine.disks. Its keys are in the configuration, which is on STATE.
 func (d *Volumes) layer(label string, e *config.Encryption) *luks.Layer {
 	return &luks.Layer{
-		Label: label, Field: "machine.disks", Derivation: d.derivation, Processes: d.Keeper.Processes, Log: d.Keeper.Log,
+		Label: label, Field: "machine.disks", Derivation: d.derivation, History: luks.History(filepath.Join(d.Keeper.Dirs.State, "disk-keys.json")), Processes: d.Keeper.Processes, Log: d.Keeper.Log,
 		Wipe: "gbctl reset --system-labels-to-wipe EPHEMERAL --user-disks-to-wipe DISK --reboot",
 		Keys: func() ([]luks.Key, error) {
 			if e == nil {
@@ -45,7 +46,7 @@ func (d *Volumes) show(f disk.Disk, v volume.Volume) Status {
 	sealed := ""
 	p, err := f.Device(v.Label)
 	if s.Size = disk.SizeText(p.Size); err == nil {
-		sealed, err = encryption(v).Show(p.Path)
+		sealed, s.Opened, err = encryption(v).Show(p.Path)
 	}
 	if sealed != "" {
 		s.Layers = sealed + ", " + s.Layers
@@ -65,7 +66,7 @@ func (d *Volumes) settle(ctx context.Context, f disk.Disk, volumes []volume.Volu
 		}
 		p, err := f.Device(v.Label)
 		if err == nil {
-			err = encryption(v).Settle(ctx, p.Path)
+			err = errors.Join(encryption(v).Settle(ctx, p.Path), encryption(v).Note())
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

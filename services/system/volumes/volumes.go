@@ -49,6 +49,8 @@ type Status struct {
 	Size    string `yaml:"size,omitempty" column:"SIZE"`
 	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
 	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
+	// Opened has the slots that have opened it, and when each last did: such as 0 2026-11-28T09:30:00Z.
+	Opened string `yaml:"opened,omitempty" column:"OPENED"`
 	// NoRecovery: it is encrypted, and has no recovery key.
 	NoRecovery bool `yaml:"noRecovery,omitempty"`
 	// Unlike: it is encrypted, or isn't, unlike what its configuration says.
@@ -108,7 +110,7 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 		again = retryData
 	}
 	for label, s := range system {
-		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Mounted: s.Mounted, NoRecovery: s.Lacks, Unlike: s.Unlike, Problem: s.Problem}
+		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Opened: s.Opened, Mounted: s.Mounted, NoRecovery: s.Lacks, Unlike: s.Unlike, Problem: s.Problem}
 		if s.Encrypted && settled {
 			again = recoveryPoll
 		}
@@ -191,6 +193,9 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 		err := untrusted.MkdirAll(v.Dir, 0o755)
 		if err == nil {
 			err = d.Keeper.Open(ctx, f, v)
+		}
+		if err == nil {
+			err = encryption(v).Note()
 		}
 		if err != nil {
 			return f.Path, nil, err

@@ -386,15 +386,20 @@ func TestARouterThatChangesAllTheTime(t *testing.T) {
 		return err
 	})
 	defer router.Close()
-	before, began := looks.Load(), time.Now()
+	before, began, calm := looks.Load(), time.Now(), 0
+	last := began
 	for tick, i := time.NewTicker(10*time.Millisecond), 1; time.Since(began) < 5*time.Second || i%2 == 1; i++ {
 		server := &ndp.RecursiveDNSServer{Lifetime: time.Duration(i%2) * time.Hour, Servers: []netip.Addr{addr("fd68::1")}}
 		if err := router.WriteTo(&ndp.RouterAdvertisement{Options: []ndp.Option{server}}, nil, netip.IPv6LinkLocalAllNodes()); err != nil {
 			t.Fatal(err)
 		}
 		<-tick.C
+		if time.Since(last) > retryEvery/2 { // this computer was busy, and the node may have had a calm tick
+			calm++
+		}
+		last = time.Now()
 	}
-	most := int64(maxAtOnce + 3*(1+time.Since(began)/time.Second))
+	most := int64((1+calm)*maxAtOnce) + 3*int64(1+time.Since(began)/time.Second)
 	if got := looks.Load() - before; got < 2 || got > most {
 		t.Errorf("networkd has looked %d times, want %d at most", got, most)
 	}

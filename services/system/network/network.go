@@ -270,6 +270,8 @@ type owner struct {
 	pinned      netip.Addr
 	savedName   string // on STATE
 	savedAddr   netip.Addr
+	cards       map[string]string // by selector: the permanent address of the card that an entry has once selected
+	savedCards  map[string]string
 }
 
 func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
@@ -285,14 +287,8 @@ func (d *Daemon) run(ctx context.Context, h *dag.Handle) error {
 		named:    map[string]lookup{},
 		heard:    make(chan func() bool),
 		switches: map[int]map[string]LinkNeighbor{},
+		cards:    map[string]string{},
 	}
-	kept, err1 := boot.Kept(d.o.pinFile, netip.ParseAddr)
-	name, err2 := boot.Kept(nameFile(d.o.pinFile), cleanHostname)
-	if err := errors.Join(err1, err2); err != nil {
-		o.log.Warn("the address or the name of earlier boots is unknown: " + err.Error())
-	}
-	o.savedAddr, o.pinned, o.savedName, o.hostname = kept, kept, name, name
-
 	ctx, cancel := context.WithCancel(ctx)
 	defer o.lookups.Wait()
 	defer o.stopClients()
@@ -331,13 +327,14 @@ func (o *owner) configure() (changed bool, err error) {
 			!reflect.DeepEqual(old.Machine.Kubelet.NodeIP, o.cfg.Machine.Kubelet.NodeIP), nil
 	}
 	o.configured = true
+	o.recall()
 	if !o.settled {
 		return true, nil
 	}
 	// The node's name and address are chosen by the settings of the first configuration, and aren't published before
 	// they are applied.
 	o.log.Info("the configuration has come: going on with it")
-	o.settled, o.firstAddr, o.hostname, o.pinned = false, time.Time{}, o.savedName, o.savedAddr
+	o.settled, o.firstAddr = false, time.Time{}
 	w := o.o.Store.As(ID)
 	return true, errors.Join(Addresses.Delete(w, AddressID), Hostnames.Delete(w, HostnameID))
 }
@@ -387,7 +384,7 @@ func (o *owner) loop(ctx context.Context, configs <-chan struct{}) error {
 			err = errors.Join(o.reportObjects(), o.reportNeighbors(), o.reportLLDP(time.Now()))
 			changed = len(o.tunnels) > 0
 		case now := <-tick.C:
-			changed = !o.settled || o.configured && o.savedAddr != o.pinned || len(o.errs) > 0 || !now.Before(o.due)
+			changed = !o.settled || o.configured && (o.savedAddr != o.pinned || !maps.Equal(o.savedCards, o.cards)) || len(o.errs) > 0 || !now.Before(o.due)
 			if !changed {
 				o.spent = 0
 			}

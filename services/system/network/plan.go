@@ -148,7 +148,7 @@ func ofAll(p netip.Prefix) netip.Prefix { return either(p.Bits() == 0, netip.Pre
 // settings: a link with a carrier, and a default route if it has one by its settings or a lease now. It is true if
 // there is no link with a carrier: nothing can be lost.
 func HasWay(s *resource.Store, n config.Network) bool {
-	next, cards, up := &owner{cfg: &config.Config{}, configured: true, links: map[string]netlink.Link{}, errs: map[string]error{}}, map[string]config.Card{}, map[string]bool{}
+	next, cards, up := &owner{cfg: &config.Config{}, configured: true, links: map[string]netlink.Link{}, errs: map[string]error{}, cards: map[string]string{}}, map[string]config.Card{}, map[string]bool{}
 	next.cfg.Machine.Network, next.log = n, slog.New(slog.DiscardHandler)
 	next.Daemon = New(Options{
 		physical: func(l netlink.Link) bool { return l.Type() == "device" && l.Attrs().Name != "lo" },
@@ -158,6 +158,11 @@ func HasWay(s *resource.Store, n config.Network) bool {
 		next.links[l.ID] = &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: l.ID, Index: i + 1}, LinkType: l.Spec.Kind}
 		cards[l.ID] = config.Card{Name: l.ID, HardwareAddr: cmp.Or(l.Spec.Permanent, l.Spec.MAC), Driver: l.Spec.Driver, BusPath: l.Spec.BusPath}
 		up[l.ID] = l.Spec.State == "up" && l.ID != "lo"
+		for _, entry := range n.Links() {
+			if key, alias := selector(entry); alias != "" && alias == l.Spec.Alias {
+				next.cards[key] = cards[l.ID].HardwareAddr
+			}
+		}
 	}
 	if !slices.Contains(slices.Collect(maps.Values(up)), true) {
 		return true
@@ -211,9 +216,8 @@ func (o *owner) replan() {
 		o.settings.Hostname = cmp.Or(o.settings.Hostname, layer.Hostname)
 		higher := len(links)
 		for _, l := range layer.Links() {
-			if l.By, l.Alias = layer.by, l.Name; l.HardwareAddr+l.Driver+l.BusPath != "" {
-				key := strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
-				alias := cmp.Or(l.Name, strings.TrimSpace(key))
+			l.By, l.Alias = layer.by, l.Name
+			if key, alias := selector(l); alias != "" {
 				l.Name = o.selected(key, alias, l)
 				if real[alias] = l.Name; l.Name != alias {
 					o.aliases[l.Name] = cmp.Or(o.aliases[l.Name], alias)
@@ -237,25 +241,45 @@ func (o *owner) replan() {
 	})
 }
 
-// selected is the name of the card that an entry selects, or its alias while there is none, or more than one.
+// selector is by what an entry selects its card, and what the entry is called; "": it has the card's own name.
+func selector(l config.Link) (key, alias string) {
+	if l.HardwareAddr+l.Driver+l.BusPath == "" {
+		return "", ""
+	}
+	key = strings.Join([]string{l.HardwareAddr, l.Driver, l.BusPath}, " ")
+	return key, cmp.Or(l.Name, strings.TrimSpace(key))
+}
+
+// selected is the name of the card that an entry selects, or its alias while there is none, or more than one. The card
+// that it has once selected is kept by its address for later boots, which may find others earlier.
 func (o *owner) selected(key, alias string, entry config.Link) string {
 	var names []string
+	chosen := ""
 	for name, l := range o.links {
 		if !o.o.physical(l) {
 			continue
 		}
-		if o.chosen[key] == l.Attrs().Index {
+		card := o.o.card(l)
+		switch selects := entry.Selects(card); {
+		case selects && card.HardwareAddr != "" && card.HardwareAddr == o.cards[key]:
 			return name
-		}
-		if entry.Selects(o.o.card(l)) {
+		case o.chosen[key] == l.Attrs().Index:
+			chosen = name
+		case selects:
 			names = append(names, name)
 		}
 	}
-	switch len(names) {
-	case 0:
+	switch {
+	case chosen != "":
+		return chosen
+	case len(names) == 0:
 		return alias
-	case 1:
-		o.chosen[key] = o.links[names[0]].Attrs().Index
+	case len(names) == 1:
+		l := o.links[names[0]]
+		o.chosen[key] = l.Attrs().Index
+		if o.cards[key] == "" && len(l.Attrs().PermHWAddr) > 0 {
+			o.cards[key] = o.o.card(l).HardwareAddr
+		}
 		o.log.Info(fmt.Sprintf("%s is the card of the entry %q", names[0], alias))
 		return names[0]
 	}

@@ -2,13 +2,19 @@ package network
 
 import (
 	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 )
 
 // What a link wants, of its settings and one lease.
@@ -139,5 +145,62 @@ func TestHasWay(t *testing.T) {
 	}
 	if !HasWay(s, config.Network{Interfaces: []config.Interface{ignored}}) {
 		t.Error("a node without any way can lose one")
+	}
+}
+
+// The card that an entry has once selected stays its card in later boots, whichever is found first, and a second one
+// that matches doesn't take it away. One that is out gives its place to the only other one until it is back.
+func TestSelectedCardIsKept(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "node-address")
+	entry := config.Link{Driver: "virtio*"}
+	card := func(index int, name, mac string) netlink.Link {
+		hardware, err := net.ParseMAC(mac)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name, HardwareAddr: hardware, PermHWAddr: hardware}}
+	}
+	o := &owner{}
+	has := func(want string, cards ...netlink.Link) {
+		t.Helper()
+		o.links, o.errs = map[string]netlink.Link{}, map[string]error{}
+		for _, l := range cards {
+			o.links[l.Attrs().Name] = l
+		}
+		if got := o.selected("virtio*", "uplink", entry); got != want {
+			t.Errorf("of %d cards, the entry has %s, want %s", len(cards), got, want)
+		}
+	}
+	boots := func() {
+		t.Helper()
+		o = &owner{Daemon: &Daemon{chosen: map[string]int{}}, log: slog.New(slog.DiscardHandler), cards: map[string]string{}, configured: true}
+		o.o = Options{pinFile: file, pinReady: func() bool { return true }, physical: func(netlink.Link) bool { return true }}
+		o.o.card = func(l netlink.Link) config.Card {
+			return config.Card{Name: l.Attrs().Name, HardwareAddr: l.Attrs().PermHWAddr.String(), Driver: "virtio_net"}
+		}
+		o.recall()
+	}
+	boots()
+	has("uplink")
+	first, second := card(2, "eth0", "02:00:00:00:00:01"), card(3, "eth1", "02:00:00:00:00:02")
+	has("uplink", first, second)
+	if err := o.errs["choose uplink"]; err == nil || !strings.Contains(err.Error(), "eth0, eth1 match") {
+		t.Errorf("two cards: %v", err)
+	}
+	has("eth0", first)
+	has("eth0", first, second)
+	o.pinned = addr("10.5.0.2")
+	if err := o.pin("node"); err != nil {
+		t.Fatal(err)
+	}
+
+	boots()
+	first, second = card(3, "eth1", "02:00:00:00:00:01"), card(2, "eth0", "02:00:00:00:00:02")
+	has("eth0", second)
+	has("eth1", second, first)
+	has("eth0", second)
+	if o.pinned != addr("10.5.0.2") || o.hostname != "node" || !maps.Equal(o.cards, o.savedCards) {
+		t.Errorf("the address %s, the name %s, the cards %v", o.pinned, o.hostname, o.cards)
 	}
 }

@@ -2,8 +2,10 @@ package network
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -79,16 +81,32 @@ func (o *owner) writeAll(addr NodeAddress, chosen bool) error {
 	)...)
 }
 
-// pin keeps the node's address and name for later boots.
+// pin keeps the node's address and name, and the cards of entries, for later boots.
 func (o *owner) pin(name string) error {
-	if !o.configured || o.savedAddr == o.pinned && o.savedName == name || !o.o.pinReady() {
+	if !o.configured || o.savedAddr == o.pinned && o.savedName == name && maps.Equal(o.savedCards, o.cards) || !o.o.pinReady() {
 		return nil
 	}
-	err := errors.Join(keep(o.o.pinFile, o.pinned.String()), keep(nameFile(o.o.pinFile), name))
+	cards, err := json.Marshal(o.cards)
+	err = errors.Join(err, keep(o.o.pinFile, o.pinned.String()), keep(besides(o.o.pinFile, "node-name"), name),
+		keep(besides(o.o.pinFile, "node-cards.json"), string(cards)))
 	if err == nil {
-		o.savedAddr, o.savedName = o.pinned, name
+		o.savedAddr, o.savedName, o.savedCards = o.pinned, name, maps.Clone(o.cards)
 	}
 	return err
+}
+
+// recall has what earlier boots have kept. STATE is mounted, as there is a configuration.
+func (o *owner) recall() {
+	addr, err1 := boot.Kept(o.o.pinFile, netip.ParseAddr)
+	name, err2 := boot.Kept(besides(o.o.pinFile, "node-name"), cleanHostname)
+	cards, err3 := boot.Kept(besides(o.o.pinFile, "node-cards.json"), func(text string) (cards map[string]string, err error) {
+		return cards, json.Unmarshal([]byte(text), &cards)
+	})
+	if err := errors.Join(err1, err2, err3); err != nil {
+		o.log.Warn("the address, the name or the cards of earlier boots are unknown: " + err.Error())
+	}
+	o.savedAddr, o.pinned, o.savedName, o.hostname, o.savedCards = addr, addr, name, name, cards
+	maps.Copy(o.cards, cards)
 }
 
 // name is the configured one, or else that of an earlier boot, or else the first valid one of a
@@ -259,8 +277,8 @@ func why(sorted []candidate) string {
 	return fmt.Sprintf("the first %s address of %s, which has the default route with the lowest metric (%d)", family, c.link, c.metric)
 }
 
-// nameFile is where the node's name is kept, beside its address.
-func nameFile(pinFile string) string { return filepath.Join(filepath.Dir(pinFile), "node-name") }
+// besides is a file beside that of the node's address.
+func besides(pinFile, name string) string { return filepath.Join(filepath.Dir(pinFile), name) }
 
 func keep(file, text string) error { return boot.WriteFile(file, []byte(text+"\n"), 0o644) }
 

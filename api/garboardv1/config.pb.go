@@ -250,7 +250,7 @@ type ApplyConfigRequest struct {
 	// Instead of document: a strategic merge patch to the document of the node, in YAML
 	// or JSON, at most 1 MiB. Secrets need not be read to change other fields.
 	Patch []byte `protobuf:"bytes,6,opt,name=patch,proto3" json:"patch,omitempty"`
-	// Reboot the node or restart its etcd also if the cluster loses its quorum.
+	// Change the node also if the cluster loses its quorum, or the node its last way to the network.
 	Force bool `protobuf:"varint,7,opt,name=force,proto3" json:"force,omitempty"`
 	// In maintenance mode, for a document with machine.install.unsigned: the caller wants a system
 	// installed that nobody vouches for.

@@ -48,7 +48,7 @@ func (f *applyFlags) add(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive(append(shortModes, "mode")...)
 	cmd.Flags().DurationVar(&f.timeout, "try-timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h")
 	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: wait until a node is healthy after a change without a reboot, at most this long, before the next one is changed")
-	cmd.Flags().BoolVar(&f.force, "force", false, "reboot the node or restart its etcd also if the cluster loses its quorum")
+	cmd.Flags().BoolVar(&f.force, "force", false, "change the node also if the cluster loses its quorum, or the node its last way to the network")
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
 	f.app.outputFlag(cmd)
 }

@@ -63,12 +63,12 @@ func (s *configService) Apply(ctx context.Context, req *connect.Request[apiv1.Ap
 	}
 	// The guard has looked before the document came: of two strangers at once, the
 	// second must find that the node has a configuration.
-	r.First, r.Unsigned = caller.maintenance, req.Msg.GetUnsigned()
+	r.First, r.Unsigned, r.Force = caller.maintenance, req.Msg.GetUnsigned(), req.Msg.GetForce()
 	interrupt := s.opts.Interrupt
 	if !caller.admin() && !caller.maintenance { // another node
 		interrupt = s.opts.InterruptLocked
 	}
-	return s.change(ctx, r, req.Msg.GetForce(), interrupt, s.opts.Config.Apply)
+	return s.change(ctx, r, r.Force, interrupt, s.opts.Config.Apply)
 }
 
 // checkDocument checks what needs no parsing of the document or patch.

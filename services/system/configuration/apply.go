@@ -48,6 +48,8 @@ type Request struct {
 	// First: only as the first configuration of a node that has none. Unsigned: it may say that no system needs a
 	// signature.
 	First, Unsigned bool
+	// Force: a live change may take the node's last way away.
+	Force bool
 	// Around gets what a dry run has found, and do, which carries it out. nil: do is called at once.
 	Around func(plan Result, do func() (Result, error)) (Result, error)
 }
@@ -249,7 +251,7 @@ func (a *Applier) decide(res *Result, next *config.Config, r Request) error {
 	default:
 		return fmt.Errorf("mode %q isn't one; there are auto, immediate, on-reboot, reboot and try", r.Mode)
 	}
-	if res.Mode == Immediate && a.o.HasWay != nil && !a.o.HasWay(next.Machine.Network) {
+	if res.Mode == Immediate && !r.Force && a.o.HasWay != nil && !a.o.HasWay(next.Machine.Network) {
 		return ErrNoWay
 	}
 	res.Rebooting = res.Mode == Reboot || res.Mode == Try && len(reboot) > 0

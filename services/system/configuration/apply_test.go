@@ -221,7 +221,7 @@ func TestS033ImmediateRefusesReboot(t *testing.T) {
 	})
 }
 
-// A live change that takes the node's last way away is refused, and can be tried.
+// A live change that takes the node's last way away is refused, and can be tried or forced.
 func TestLastWayIsOnlyTriedAway(t *testing.T) {
 	start(t, func(p *power, base []byte) {
 		p.o.HasWay = func(n config.Network) bool { return n.Hostname != "lost" }
@@ -230,6 +230,10 @@ func TestLastWayIsOnlyTriedAway(t *testing.T) {
 			if _, err := p.Apply(t.Context(), Request{Text: lost, Mode: mode}); !errors.Is(err, ErrNoWay) || p.hostname() != "one" || strings.Contains(p.onDisk(), "hostname: lost") {
 				t.Errorf("mode %s: %v", mode, err)
 			}
+		}
+		p.must(Request{Text: with(base, "two")})
+		if p.must(Request{Text: lost, Force: true}); p.hostname() != "lost" {
+			t.Errorf("forced: %s", p.hostname())
 		}
 		p.must(Request{Text: with(base, "two")})
 		if res := p.must(Request{Text: lost, Mode: Try}); p.hostname() != "lost" || res.Deadline.IsZero() {

@@ -16,7 +16,7 @@ var (
 	ErrNoVersion        = errors.New("isn't in the history; see gbctl config history")
 	ErrNotKept          = errors.New("isn't kept: it, or one after it, has persist: false")
 	ErrNothingToConfirm = errors.New("nothing is being tried")
-	ErrNoWay            = errors.New("no link of the node with a carrier would get an address, or the last default route would go: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, or mode reboot or on-reboot")
+	ErrNoWay            = errors.New("no link of the node with a carrier would get an address, or the last default route would go: it couldn't be reached any more. Use mode try, which undoes the change unless it is confirmed, mode reboot or on-reboot, or --force")
 )
 
 // NeedsReboot refuses to apply without a reboot what takes one.

@@ -252,7 +252,7 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			if c.Internet && network != "" {
 				network += ", with the internet"
 			}
-			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, network, since, strconv.Itoa(s.Restarts)})
+			rows = append(rows, []string{c.Name, n.Name, n.Type, n.Address.String(), state, network, since, strconv.Itoa(s.Restarts), loopback(n.APIPort)})
 			nodes = append(nodes, mapping("name", n.Name, "type", n.Type, "address", n.Address.String(), "machineAPI", loopback(n.APIPort),
 				"state", s.State, "error", s.Error, "network", s.Network, "since", since, "restarts", s.Restarts, "console", c.Console(n.Name)))
 		}
@@ -265,7 +265,7 @@ func (a *app) clusterShow(ctx context.Context, name string) error {
 			_, err := fmt.Fprintln(a.out, "no cluster; 'gbctl cluster create' makes one")
 			return err
 		}
-		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS"}, rows)
+		return table(a.out, []string{"CLUSTER", "NODE", "TYPE", "ADDRESS", "STATE", "NETWORK", "SINCE", "RESTARTS", "MACHINE API"}, rows)
 	}), damaged)
 }
 

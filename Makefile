@@ -111,10 +111,12 @@ fuzz: $(DEV) ## fuzz every target for a minute
 lint: $(DEV) ## gofmt, go vet and staticcheck
 	@$(DEV) test --only lint
 
-bench: $(DEV) ## figures beside their budgets (ONLY=install, PROVISIONER, CLUSTERS=3 of several containers)
+bench: $(DEV) ## figures beside their budgets (ONLY=install|encryption|…, PROVISIONER, CLUSTERS=3 of several containers)
 	@$(DEV) setup --tests=false
 	@go test -trimpath -tags=e2e -count=1 -run='^$$' -bench='(?i)^Benchmark($(or $(ONLY),.*))$$' -benchtime=1x -timeout=0 -v ./qemu/e2e/bench \
 	  -provisioner=$(PROVISIONER) -clusters=$(or $(CLUSTERS),1)
+	@CGO_ENABLED=0 go test -trimpath -tags=kernel -exec='$(abspath $(DEV)) uml' -count=1 -run='^$$' \
+	  -bench='(?i)^Benchmark($(or $(ONLY),.*))$$' -benchtime=1x ./services/system/luks
 
 outdated: $(DEV) ## which modules and components have newer versions
 	@$(DEV) outdated

@@ -26,11 +26,11 @@ type Disk struct {
 	Path string
 	File string
 
-	t *testing.T
+	t testing.TB
 }
 
 // New is a disk of that many bytes, until the test ends.
-func New(t *testing.T, size int64) *Disk {
+func New(t testing.TB, size int64) *Disk {
 	t.Helper()
 	l := &Disk{t: t, File: filepath.Join(t.TempDir(), "disk.img")}
 	l.must(errors.Join(os.WriteFile(l.File, nil, 0o600), os.Truncate(l.File, size)))

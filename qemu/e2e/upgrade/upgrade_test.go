@@ -121,11 +121,15 @@ func converts(c *e2etest.Cluster) {
 // mismatch is the line about a static pod that the kubelet hasn't replaced yet.
 var mismatch = regexp.MustCompile(`(?m)^\S+:     \S+: retrying error: config version mismatch: got "\d+", expected "\d+"$`)
 
-// upgrades: S-316, S-317.
+// upgrades: S-316, S-317, S-321. kube-proxy has the toleration of clusters before S-321.
 func upgrades(c *e2etest.Cluster) {
 	t := c.T()
 	c.Healthy() // the programs have just become static pods
+	c.Kubectl("-n", "kube-system", "patch", "daemonset", "kube-proxy", "--type=json", "-p",
+		`[{"op": "replace", "path": "/spec/template/spec/tolerations", "value": [{"key": "node-role.kubernetes.io/master", "operator": "Exists", "effect": "NoSchedule"}]}]`)
 	s := c.Session("-n", c.Nodes[0].Address.String(), "upgrade-k8s", "--to", strings.TrimPrefix(config.KubernetesVersion, "v"))
+	s.Asks(upgradeBudget, "apply the bootstrap manifests to these 1 objects?")
+	s.Type("yes")
 	if err := s.End(upgradeBudget); err != nil {
 		t.Fatalf("%v\n%s", err, s.Text())
 	}
@@ -135,6 +139,9 @@ func upgrades(c *e2etest.Cluster) {
 	}
 	if err := runs(c, config.KubernetesVersion); err != nil {
 		t.Errorf("after the operation: %v", err)
+	}
+	if got := c.Kubectl("-n", "kube-system", "get", "daemonset/kube-proxy", "-o", "jsonpath={.spec.template.spec.tolerations}"); got != `[{"operator":"Exists"}]` {
+		t.Errorf("kube-proxy tolerates %s", got)
 	}
 	proxy := withVersion(config.DefaultProxyImage, config.KubernetesVersion)
 	if out := c.Gbctl("containers", "-k"); !e2etest.Row(out, proxy, "CONTAINER_RUNNING") {

@@ -234,6 +234,10 @@ func owned(o kubeclient.Object) map[string]any {
 		for _, field := range []string{"managedFields", "resourceVersion", "generation", "creationTimestamp"} {
 			delete(metadata, field)
 		}
+		notes, _ := metadata["annotations"].(map[string]any)
+		notes = maps.Clone(notes)
+		delete(notes, "deprecated.daemonset.template.generation")
+		metadata["annotations"] = notes
 		clone["metadata"] = metadata
 	}
 	return clone

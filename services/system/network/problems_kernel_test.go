@@ -3,11 +3,17 @@
 package network
 
 import (
+	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/tools/testing/eventually"
 	"github.com/vishvananda/netlink"
 )
 
@@ -21,6 +27,12 @@ func TestOneSilentLink(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.55.0.50,10.55.0.60,1h")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP: true}, {Name: "eth1", DHCP: true}}})
 	n.up(2 * time.Minute)
+	n.follows("DHCP answer on eth1")
+	for _, name := range []string{"hostname", "hosts", "resolv.conf"} {
+		if text, err := os.ReadFile(filepath.Join(n.etc, name)); err != nil || len(text) == 0 || name == "hosts" && !strings.Contains(string(text), "10.55.0.5") {
+			t.Errorf("%s is %q (%v)", name, text, err)
+		}
+	}
 }
 
 // The same with a card that is broken, or has another name after a change of firmware.
@@ -74,6 +86,10 @@ func TestMTUOfTheLease(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.51.0.50,10.51.0.60,1h", "--dhcp-option=26,9000")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "low0", Ignore: true}, {Name: "eth0", DHCP: true}}})
 	n.up(20 * time.Second)
+	n.follows("MTU")
+	if got := addresses(t, "eth0"); len(got) != 1 || !strings.HasPrefix(got[0], "10.51.0.5") && got[0] != "10.51.0.60/24" {
+		t.Errorf("eth0 has %v", got)
+	}
 }
 
 // One of several routes, from DHCP (option 121) or from the configuration, has a gateway that the kernel refuses.
@@ -84,6 +100,8 @@ func TestOneBadRoute(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.58.0.50,10.58.0.60,1h", "--dhcp-option-force=121,0.0.0.0/0,10.58.0.1,172.16.0.0/12,10.58.0.255")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP: true}}})
 	n.up(20 * time.Second)
+	n.follows("172.16.0.0/12 via 10.58.0.255")
+	same(t, "routes of eth0", routes(t, "eth0"), "0.0.0.0/0 via 10.58.0.1 metric 1024")
 }
 
 // A program in a pod with the host's network (a CNI that is being replaced) removes the node's address; its default
@@ -103,4 +121,10 @@ func TestAddressTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	becomes(t, "eth0", "10.49.0.2/24")
+	eventually.That(t, 30*time.Second, "the route and a line", func() error {
+		if got := routes(t, "eth0"); !slices.Equal(got, []string{"0.0.0.0/0 via 10.49.0.1 metric 1024"}) || !strings.Contains(n.console.String(), "10.49.0.2/24 of eth0 was removed by another program") {
+			return fmt.Errorf("routes %v; console:\n%s", got, n.console)
+		}
+		return nil
+	})
 }

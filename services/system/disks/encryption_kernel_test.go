@@ -156,7 +156,7 @@ func TestS171EncryptionComesAndGoesWithAReset(t *testing.T) {
 
 	m = bootMachine(t, disk)
 	for label, v := range m.comesUp(install, keys) {
-		if v.Layers != "xfs" || !v.Mounted || !strings.Contains(v.Problem, "isn't encrypted") || !strings.Contains(v.Problem, "gbctl reset --system-labels-to-wipe "+label+" --reboot") {
+		if v.Layers != "xfs" || !v.Mounted || !strings.Contains(v.Problem, "isn't encrypted") || !strings.Contains(v.Problem, "to have it encrypted: gbctl -n ADDRESS encrypt") {
 			t.Errorf("%s: %+v", label, v)
 		}
 	}

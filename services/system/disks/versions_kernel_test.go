@@ -113,7 +113,7 @@ func TestDiskOfANewerLayout(t *testing.T) {
 
 // A step of a newer release can be neither continued nor undone.
 func TestJournalOfANewerRelease(t *testing.T) {
-	for _, journal := range []string{"garboard journal 2: ", "garboard journal 1: encrypt STATE\n"} {
+	for _, journal := range []string{"garboard journal 2: ", "garboard journal 1: decrypt STATE\n"} {
 		l := installed(t)
 		l.WriteAt(1<<20-4096, journal)
 		if found, err := bootMachine(t, l).mountState(); found || err == nil || !strings.Contains(err.Error(), "a newer release was changing") {

@@ -297,7 +297,7 @@ func TestContentIsNotEncrypted(t *testing.T) {
 	if above, err := v.Open(t.Context(), v.device); above != v.device || err != nil {
 		t.Errorf("opened %q, %v", above, err)
 	}
-	if err := v.Settle(t.Context(), v.device); err == nil || !strings.Contains(err.Error(), "wipe it with gbctl reset --system-labels-to-wipe EPHEMERAL --reboot") {
+	if err := v.Settle(t.Context(), v.device); err == nil || !strings.Contains(err.Error(), "to have it encrypted: gbctl reset --system-labels-to-wipe EPHEMERAL --reboot") {
 		t.Error(err)
 	}
 	v.keys = nil

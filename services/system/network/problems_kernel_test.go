@@ -27,9 +27,9 @@ func TestOneSilentLink(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.55.0.50,10.55.0.60,1h")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP: true}, {Name: "eth1", DHCP: true}}})
 	n.up(2 * time.Minute)
-	n.follows("DHCP answer on eth1")
+	n.follows(`waiting for DHCP answer on "eth1"`)
 	for _, name := range []string{"hostname", "hosts", "resolv.conf"} {
-		if text, err := os.ReadFile(filepath.Join(n.etc, name)); err != nil || len(text) == 0 || name == "hosts" && !strings.Contains(string(text), "10.55.0.5") {
+		if text, err := os.ReadFile(filepath.Join(n.etc, name)); err != nil || len(text) == 0 && name != "resolv.conf" || name == "hosts" && !strings.Contains(string(text), "\n10.55.0.") {
 			t.Errorf("%s is %q (%v)", name, text, err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestOneBadRoute(t *testing.T) {
 	p.dnsmasq("--interface=far0", "--dhcp-range=10.58.0.50,10.58.0.60,1h", "--dhcp-option-force=121,0.0.0.0/0,10.58.0.1,172.16.0.0/12,10.58.0.255")
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", DHCP: true}}})
 	n.up(20 * time.Second)
-	n.follows("172.16.0.0/12 via 10.58.0.255")
+	n.follows("the route to 172.16.0.0/12 with the gateway 10.58.0.255 can't be used")
 	same(t, "routes of eth0", routes(t, "eth0"), "0.0.0.0/0 via 10.58.0.1 metric 1024")
 }
 
@@ -113,18 +113,25 @@ func TestAddressTakenAway(t *testing.T) {
 	n := startNode(t, config.Network{Interfaces: []config.Interface{{Name: "eth0", CIDR: prefix("10.49.0.2/24"),
 		Routes: []config.Route{{Network: prefix("0.0.0.0/0"), Gateway: addr("10.49.0.1")}}}}})
 	n.up(10 * time.Second)
-	l, err := netlink.LinkByName("eth0")
-	if err == nil {
-		err = netlink.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 49, 0, 2), Mask: net.CIDRMask(24, 32)}})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	becomes(t, "eth0", "10.49.0.2/24")
-	eventually.That(t, 30*time.Second, "the route and a line", func() error {
-		if got := routes(t, "eth0"); !slices.Equal(got, []string{"0.0.0.0/0 via 10.49.0.1 metric 1024"}) || !strings.Contains(n.console.String(), "10.49.0.2/24 of eth0 was removed by another program") {
-			return fmt.Errorf("routes %v; console:\n%s", got, n.console)
+	taken := func() {
+		l, err := netlink.LinkByName("eth0")
+		if err == nil {
+			err = netlink.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 49, 0, 2), Mask: net.CIDRMask(24, 32)}})
 		}
-		return nil
-	})
+		if err != nil {
+			t.Fatal(err)
+		}
+		becomes(t, "eth0", "10.49.0.2/24")
+		eventually.That(t, 30*time.Second, "the route is there again", func() error {
+			if got := routes(t, "eth0"); !slices.Equal(got, []string{"0.0.0.0/0 via 10.49.0.1 metric 1024"}) {
+				return fmt.Errorf("routes %v", got)
+			}
+			return nil
+		})
+	}
+	taken() // perhaps while the link's coming up is still news, with which the kernel drops addresses, too
+	taken()
+	if text := n.console.String(); !strings.Contains(text, "10.49.0.2/24 of eth0 was removed by another program") {
+		t.Errorf("console:\n%s", text)
+	}
 }

@@ -31,52 +31,47 @@ const modePrefix = "APPLY_MODE_"
 // shortModes are the modes that have a flag of their own.
 var shortModes = []string{"immediate", "on-reboot", "try"}
 
-// applyFlags are the flags of all commands that change the configuration.
-type applyFlags struct {
+// configChange is how a command changes the configuration of nodes, with the flags of all such commands.
+type configChange struct {
 	app           *app
+	done          string // patched
 	modeName      string
+	mode          apiv1.ApplyMode
 	timeout, wait time.Duration // of a try, and until a node is healthy
 	dryRun, force bool
 	unsigned      bool // of apply-config
 }
 
-func (f *applyFlags) add(cmd *cobra.Command) {
-	choiceFlag(cmd, &f.modeName, "mode", "", "auto, immediate, on-reboot, reboot or try", "auto", "immediate", "on-reboot", "reboot", "try")
+func (c *configChange) add(cmd *cobra.Command) {
+	choiceFlag(cmd, &c.modeName, "mode", "", "auto, immediate, on-reboot, reboot or try", "auto", "immediate", "on-reboot", "reboot", "try")
 	for _, mode := range shortModes {
 		cmd.Flags().Bool(mode, false, "same as --mode="+mode)
 	}
 	cmd.MarkFlagsMutuallyExclusive(append(shortModes, "mode")...)
-	cmd.Flags().DurationVar(&f.timeout, "try-timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h")
-	cmd.Flags().DurationVar(&f.wait, "wait", settleBudget, "with several nodes: wait until a node is healthy after a change without a reboot, at most this long, before the next one is changed")
-	cmd.Flags().BoolVar(&f.force, "force", false, "change the node also if the cluster loses its quorum, or the node its last way to the network")
-	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only show what would change")
-	f.app.outputFlag(cmd)
+	cmd.Flags().DurationVar(&c.timeout, "try-timeout", tryTimeout, "with --mode=try: the time after which the change is undone, 10s to 1h")
+	cmd.Flags().DurationVar(&c.wait, "wait", settleBudget, "with several nodes: wait until a node is healthy after a change without a reboot, at most this long, before the next one is changed")
+	cmd.Flags().BoolVar(&c.force, "force", false, "change the node also if the cluster loses its quorum, or the node its last way to the network")
+	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "only show what would change")
+	c.app.outputFlag(cmd)
 }
 
-// configChange describes how a command changes the configuration of nodes.
-type configChange struct {
-	*applyFlags
-	done string // patched
-	mode apiv1.ApplyMode
-}
-
-func (f *applyFlags) change(cmd *cobra.Command, done string) configChange {
+// setMode is for when the flags are known.
+func (c *configChange) setMode(cmd *cobra.Command) {
 	for _, mode := range shortModes {
 		if given, _ := cmd.Flags().GetBool(mode); given {
-			f.modeName = mode
+			c.modeName = mode
 		}
 	}
-	mode := apiv1.ApplyMode(apiv1.ApplyMode_value[modePrefix+strings.ToUpper(strings.ReplaceAll(f.modeName, "-", "_"))])
-	if mode == apiv1.ApplyMode_APPLY_MODE_TRY && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
-		f.timeout, f.app.timeout = f.app.timeout, defaultTimeout
-		fmt.Fprintln(f.app.err, "note: in --mode=try, the flag timeout is called --try-timeout now; the former name goes with the next release")
+	c.mode = apiv1.ApplyMode(apiv1.ApplyMode_value[modePrefix+strings.ToUpper(strings.ReplaceAll(c.modeName, "-", "_"))])
+	if c.mode == apiv1.ApplyMode_APPLY_MODE_TRY && cmd.Flags().Changed("timeout") && !cmd.Flags().Changed("try-timeout") {
+		c.timeout, c.app.timeout = c.app.timeout, defaultTimeout
+		fmt.Fprintln(c.app.err, "note: in --mode=try, the flag timeout is called --try-timeout now; the former name goes with the next release")
 	}
-	return configChange{f, done, mode}
 }
 
 // apply sends a document to a node. base is what it was made from. Keys that the node may
 // lack are sent over a connection of their own: the node proves on it what it is.
-func (c configChange) apply(ctx context.Context, n *client.Client, document []byte, base *apiv1.GetConfigResponse) (*apiv1.ApplyConfigResponse, error) {
+func (c *configChange) apply(ctx context.Context, n *client.Client, document []byte, base *apiv1.GetConfigResponse) (*apiv1.ApplyConfigResponse, error) {
 	ctx, done := c.app.request(ctx, n.Name)
 	defer done()
 	if key := givenKey(document, base); key != "" && !c.app.insecure {
@@ -96,7 +91,7 @@ func (c configChange) apply(ctx context.Context, n *client.Client, document []by
 }
 
 // checkSysctls warns of kernel parameters that a node doesn't have.
-func (c configChange) checkSysctls(ctx context.Context, n *client.Client, document []byte) {
+func (c *configChange) checkSysctls(ctx context.Context, n *client.Client, document []byte) {
 	var doc struct {
 		Machine struct{ Sysctls map[string]string }
 	}
@@ -116,7 +111,7 @@ func (c configChange) checkSysctls(ctx context.Context, n *client.Client, docume
 }
 
 // tryTimeout is unset in other modes than try: nodes refuse it there.
-func (c configChange) tryTimeout() *durationpb.Duration {
+func (c *configChange) tryTimeout() *durationpb.Duration {
 	if c.mode != apiv1.ApplyMode_APPLY_MODE_TRY {
 		return nil
 	}
@@ -129,14 +124,15 @@ const settleBudget = 5 * time.Minute
 
 // onEach changes the nodes one after another. Each must be healthy again before the next
 // one is changed: a configuration that is wrong must not reach a whole control plane.
-func (c configChange) onEach(ctx context.Context, change func(context.Context, *client.Client) (*apiv1.ApplyConfigResponse, error)) error {
-	nodes, err := c.app.targets(ctx)
+func (c *configChange) onEach(cmd *cobra.Command, change func(context.Context, *client.Client) (*apiv1.ApplyConfigResponse, error)) error {
+	c.setMode(cmd)
+	nodes, err := c.app.targets(cmd.Context())
 	if err != nil {
 		return err
 	}
 	wait := len(nodes) > 1 && !c.dryRun && !c.app.insecure // a machine without a configuration isn't part of a cluster
 	skipReason := ""
-	return c.app.sequential(ctx, func(ctx context.Context, n *client.Client) error {
+	return c.app.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
 		if skipReason != "" {
 			return &exitError{codeRefused, fmt.Errorf("nothing was changed: %s", skipReason)}
 		}
@@ -196,7 +192,7 @@ func mayHaveApplied(err error) bool {
 }
 
 func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
-	flags := &applyFlags{app: a}
+	change := &configChange{app: a, done: "applied"}
 	var file string
 	cmd := command(use+" -f FILE", func(cmd *cobra.Command, args []string) error {
 		if len(args) == 1 && file != "" {
@@ -204,18 +200,17 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 		} else if len(args) == 1 {
 			file = args[0]
 		}
-		change := flags.change(cmd, "applied")
 		if file == "" {
 			return usagef("no configuration given: use -f FILE")
 		}
-		if flags.unsigned && !a.insecure {
+		if change.unsigned && !a.insecure {
 			return usagef("--unsigned is for a machine in maintenance mode: with --insecure")
 		}
 		document, err := a.readInput(file)
 		if err != nil {
 			return err
 		}
-		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 			n, err := a.trusted(ctx, n, "the configuration, with the keys of the cluster,")
 			if err != nil {
 				return nil, err
@@ -228,8 +223,8 @@ func (a *app) applyConfigCommand(use string, aliases ...string) *cobra.Command {
 	cmd.Aliases = aliases
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the configuration, or - for standard input")
-	cmd.Flags().BoolVar(&flags.unsigned, "unsigned", false, "with --insecure and machine.install.unsigned in the file: install a system although nobody vouches for it")
-	flags.add(cmd)
+	cmd.Flags().BoolVar(&change.unsigned, "unsigned", false, "with --insecure and machine.install.unsigned in the file: install a system although nobody vouches for it")
+	change.add(cmd)
 	return a.insecureFlags(cmd)
 }
 
@@ -278,7 +273,7 @@ func (a *app) readInput(name string) ([]byte, error) {
 }
 
 // report prints the result of a change, or of its dry run.
-func (c configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
+func (c *configChange) report(node string, m *apiv1.ApplyConfigResponse) error {
 	for _, w := range m.Warnings {
 		fmt.Fprintf(c.app.err, "%s: %s %s\n", node, painted(c.app.err, "warning:"), here(node, visible(w)))
 	}
@@ -332,7 +327,7 @@ func describeChange(b *strings.Builder, change *apiv1.ConfigChange) {
 
 // outcome describes the mode in which the change was applied, what restarts, and what to
 // do next.
-func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []string {
+func (c *configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []string {
 	if len(m.Changes) == 0 && m.Version == 0 && !m.Reboot {
 		return []string{"nothing changes"}
 	}
@@ -363,7 +358,7 @@ func (c configChange) outcome(node string, m *apiv1.ApplyConfigResponse) []strin
 	return lines
 }
 
-func (c configChange) ifDryRun(done, would string) string {
+func (c *configChange) ifDryRun(done, would string) string {
 	if c.dryRun {
 		return would
 	}
@@ -371,7 +366,7 @@ func (c configChange) ifDryRun(done, would string) string {
 }
 
 // tryLines describes until when a change is tried, and how to keep it.
-func (c configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []string {
+func (c *configChange) tryLines(node string, m *apiv1.ApplyConfigResponse) []string {
 	keep := fmt.Sprintf("keep it with 'gbctl -n %s config confirm'", node)
 	switch {
 	case c.dryRun:

@@ -187,7 +187,7 @@ func (a *app) clusterFindings(ctx context.Context, name string) {
 			return f.Severity == apiv1.Finding_SEVERITY_INFO && !strings.HasPrefix(f.Id, "manifest-")
 		})
 		if len(n.value.Findings) > 0 {
-			own.findings(n.node, n.value)
+			_ = own.findings(n.node, n.value)
 		}
 	}
 }

@@ -16,9 +16,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// loopbackPrefix starts the addresses of development clusters, and of no others.
-const loopbackPrefix = "127.0.0.1:"
-
 // mergeAccess makes a cluster the current one of gbctl and kubectl. It replaces entries
 // of an earlier cluster with the same name whose directory was deleted.
 func (a *app) mergeAccess(c *qemu.Cluster) error {
@@ -45,15 +42,8 @@ func (a *app) mergeAccess(c *qemu.Cluster) error {
 	if err != nil {
 		return err
 	}
-	stale := func(have kubeFile) bool {
-		return strings.HasPrefix(text(get(have.entry("clusters", c.Name), "cluster"), "server"), "https://"+loopbackPrefix)
-	}
-	var m merging
-	merged, err := m.file(kubeconfig, add, stale)
-	if err != nil {
-		return err
-	}
-	if err := writeKubeconfig(kubeconfig, merged); err != nil {
+	m := merging{local: true}
+	if err := m.into(kubeconfig, add); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "gbctl's context is %q now, in %s\nkubectl's context is %q now, in %s\n", config.Context, path, m.context, kubeconfig)

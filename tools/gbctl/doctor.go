@@ -1,9 +1,9 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
@@ -13,25 +13,9 @@ import (
 func (a *app) doctorCommand() *cobra.Command {
 	return a.outputFlag(command("doctor", func(cmd *cobra.Command, _ []string) error {
 		answers, failed := gather(cmd.Context(), a, diagnose)
-		unhealthy := false
-		for _, n := range answers {
-			for _, f := range n.value.Findings {
-				unhealthy = unhealthy || f.Severity == apiv1.Finding_SEVERITY_ERROR
-			}
-		}
-		if len(answers) == 0 {
-			return failed
-		}
-		err := a.show(documents(answers), true, func() error {
-			for i, n := range answers {
-				if i > 0 {
-					fmt.Fprintln(a.out)
-				}
-				a.findings(n.node, n.value)
-			}
-			return nil
-		})
-		if err = errors.Join(err, failed); err == nil && unhealthy {
+		err := showBlocks(a, answers, failed, a.findings)
+		isError := func(f *apiv1.Finding) bool { return f.Severity == apiv1.Finding_SEVERITY_ERROR }
+		if err == nil && slices.ContainsFunc(answers, func(n answer[*apiv1.DiagnoseResponse]) bool { return slices.ContainsFunc(n.value.Findings, isError) }) {
 			return &exitError{codeUnhealthy, nil}
 		}
 		return err
@@ -40,10 +24,10 @@ func (a *app) doctorCommand() *cobra.Command {
 
 var diagnose = asking(ofNode, nodeAPI.Diagnose, &apiv1.DiagnoseRequest{})
 
-func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
+func (a *app) findings(node string, m *apiv1.DiagnoseResponse) error {
 	if len(m.Findings) == 0 {
-		fmt.Fprintf(a.out, "%s: nothing is wrong (%s)\n", node, plural(len(m.Checked), "check"))
-		return
+		_, err := fmt.Fprintf(a.out, "%s: nothing is wrong (%s)\n", node, plural(len(m.Checked), "check"))
+		return err
 	}
 	fmt.Fprintf(a.out, "%s: %s (%s)\n", node, plural(len(m.Findings), "finding"), plural(len(m.Checked), "check"))
 	for _, f := range m.Findings {
@@ -61,6 +45,7 @@ func (a *app) findings(node string, m *apiv1.DiagnoseResponse) {
 			fmt.Fprintf(a.out, "  seen  %s\n", oneLine(e))
 		}
 	}
+	return nil
 }
 
 // suggested is a command that acts on one node.

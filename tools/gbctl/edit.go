@@ -22,15 +22,14 @@ import (
 )
 
 func (a *app) editCommand() *cobra.Command {
-	flags := &applyFlags{app: a}
+	change := &configChange{app: a, done: "edited"}
 	mc := command("machineconfig", func(cmd *cobra.Command, _ []string) error {
-		change := flags.change(cmd, "edited")
-		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 			return a.editNode(ctx, n, change)
 		})
 	})
 	mc.Aliases = []string{"mc", "machineconfigs"}
-	flags.add(mc)
+	change.add(mc)
 	return group("edit", mc)
 }
 
@@ -65,7 +64,7 @@ func (d draft) keep(err error) error { return &draftError{err, string(d)} }
 
 // editNode opens the configuration of a node in the editor and applies the result. It
 // returns nil if nothing was changed.
-func (a *app) editNode(ctx context.Context, n *client.Client, change configChange) (*apiv1.ApplyConfigResponse, error) {
+func (a *app) editNode(ctx context.Context, n *client.Client, change *configChange) (*apiv1.ApplyConfigResponse, error) {
 	current, err := a.current(ctx, n)
 	if err != nil {
 		return nil, err

@@ -70,19 +70,18 @@ func (a *app) showCommand() *cobra.Command {
 }
 
 func (a *app) rollbackCommand() *cobra.Command {
-	flags := &applyFlags{app: a}
+	change := &configChange{app: a, done: "rolled back"}
 	cmd := command("rollback [VERSION]", func(cmd *cobra.Command, args []string) error {
 		v, err := version(args)
 		if err != nil {
 			return err
 		}
-		change := flags.change(cmd, "rolled back")
-		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 			return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
 				Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
 			}))
 		})
 	})
-	flags.add(cmd)
+	change.add(cmd)
 	return cmd
 }

@@ -60,9 +60,9 @@ func (a *app) kubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest, to s
 		return fmt.Errorf("the node's kubeconfig: %w; nothing was changed", err)
 	}
 	ends := fmt.Sprintf("%s (%s) has access until %s; the certificate can't be revoked", cert.Subject.CommonName, strings.Join(cert.Subject.Organization, ", "), stamp(cert.NotAfter))
-	m := merging{via: a.loaded.Via, dial: dialServer}
+	m := merging{via: a.loaded.Via, dial: dialServer, force: force}
 	if to == "-" {
-		if text, err = m.merge(nil, text, false); err == nil {
+		if text, err = m.merge(nil, text); err == nil {
 			_, err = a.out.Write(text)
 		}
 		fmt.Fprintln(a.notes(), visible(ends))
@@ -73,11 +73,7 @@ func (a *app) kubeconfig(ctx context.Context, who *apiv1.KubeconfigRequest, to s
 			return err
 		}
 	}
-	merged, err := m.file(to, text, func(kubeFile) bool { return force })
-	if err != nil {
-		return err
-	}
-	if err := writeKubeconfig(to, merged); err != nil {
+	if err := m.into(to, text); err != nil {
 		return err
 	}
 	if m.unreached != nil {
@@ -144,6 +140,8 @@ type merging struct {
 	via   map[string]string         // of the client's context: where HOST:PORT of the server is forwarded from
 	dial  func(server string) error // why kubectl can't reach a server; nil: it can
 	renew bool                      // entries that are there, and nothing else
+	force bool                      // entries with the same names give way
+	local bool                      // they do if they are of a cluster on this machine
 
 	context, server string // of the cluster in the result
 	current         string // the context of the result
@@ -152,21 +150,23 @@ type merging struct {
 
 var errNotThere = errors.New("the cluster isn't there")
 
-// file merges text into the content of a file, if the file exists. force is called with that
-// content.
-func (m *merging) file(path string, text []byte, force func(have kubeFile) bool) (merged []byte, err error) {
+// loopbackPrefix starts the addresses of development clusters, and of no others.
+const loopbackPrefix = "127.0.0.1:"
+
+// into merges text into a file, which needn't exist.
+func (m *merging) into(path string, text []byte) error {
 	old, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	switch {
+	case m.renew && errors.Is(err, fs.ErrPermission): // the file may be another user's
+		return errNotThere
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
 	}
-	have, err := parseKube(old)
-	if err == nil {
-		merged, err = m.merge(old, text, force(have))
-	}
+	merged, err := m.merge(old, text)
 	if err != nil {
-		return nil, fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
+		return fmt.Errorf("merge into %s: %w; nothing was changed", path, err)
 	}
-	return merged, nil
+	return writeKubeconfig(path, merged)
 }
 
 // kubeFile is a kubeconfig as a tree, so that unknown fields and comments stay.
@@ -332,7 +332,7 @@ func (k kubeFile) twin(cluster *yaml.Node) (twin *yaml.Node) {
 // one, and makes it the current context there. Where the same cluster is there with another
 // server, this one stays unless kubectl can reach the new one. A cluster that can't be reached
 // doesn't become the current context in the place of another one.
-func (m *merging) merge(old, add []byte, force bool) (merged []byte, err error) {
+func (m *merging) merge(old, add []byte) (merged []byte, err error) {
 	to, err := parseKube(old)
 	if err != nil {
 		return nil, err
@@ -355,9 +355,11 @@ func (m *merging) merge(old, add []byte, force bool) (merged []byte, err error) 
 		set(get(cluster, "cluster"), "server", m.server)
 		set(get(cluster, "cluster"), "tls-server-name", host)
 	}
-	if there := get(to.entry("clusters", names[0]), "cluster"); m.renew && (there == nil || text(there, "server") != m.server) {
+	there := text(get(to.entry("clusters", names[0]), "cluster"), "server")
+	if m.renew && there != m.server {
 		return nil, errNotThere
 	}
+	force := m.force || m.renew || m.local && strings.HasPrefix(there, "https://"+loopbackPrefix)
 	if twin := to.twin(cluster); twin != nil && m.dial != nil && !force {
 		for i, name := range names { // USER@CLUSTER
 			names[i] = strings.TrimSuffix(name, text(cluster, "name")) + text(twin, "name")

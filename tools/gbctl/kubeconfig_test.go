@@ -148,7 +148,7 @@ users:
 current-context: ""
 `
 	for name, before := range map[string]string{"as kubectl writes it": flush, "indented": indented, "nothing in it": "clusters: []\ncontexts: []\nusers: []\ncurrent-context: \"\"\n"} {
-		merged, err := new(merging).merge([]byte(before), add, false)
+		merged, err := new(merging).merge([]byte(before), add)
 		if err != nil {
 			t.Fatal(err)
 		}

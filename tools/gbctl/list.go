@@ -32,6 +32,24 @@ func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows 
 	return a.showTable(documents(answers), true, append([]string{"NODE"}, head...), all, len(answers) > 0)
 }
 
+// showBlocks prints answers as blocks of lines, with an empty line between, or as documents.
+func showBlocks[M proto.Message](a *app, answers []answer[M], failed error, block func(node string, m M) error) error {
+	if len(answers) == 0 {
+		return failed
+	}
+	return errors.Join(a.show(documents(answers), true, func() error {
+		for i, n := range answers {
+			if i > 0 {
+				fmt.Fprintln(a.out)
+			}
+			if err := block(n.node, n.value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), failed)
+}
+
 // documents returns a document for each answer.
 func documents[M proto.Message](answers []answer[M]) []*yaml.Node {
 	return ofEach(answers, func(n answer[M]) *yaml.Node { return document(n.node, n.value) })

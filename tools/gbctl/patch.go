@@ -12,10 +12,9 @@ import (
 )
 
 func (a *app) patchCommand(use string, aliases ...string) *cobra.Command {
-	flags := &applyFlags{app: a}
+	change := &configChange{app: a, done: "patched"}
 	var patches []string
 	cmd := command(use+" -p PATCH", func(cmd *cobra.Command, _ []string) error {
-		change := flags.change(cmd, "patched")
 		if len(patches) == 0 {
 			return usagef("no patch given: use -p PATCH")
 		}
@@ -23,20 +22,20 @@ func (a *app) patchCommand(use string, aliases ...string) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return change.onEach(cmd.Context(), func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
 			return a.patchNode(ctx, n, change, texts)
 		})
 	})
 	cmd.Aliases = aliases
 	// An array, not a slice: patches are full of commas.
 	cmd.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
-	flags.add(cmd)
+	change.add(cmd)
 	return cmd
 }
 
 // patchNode patches the current configuration of a node. If somebody else changes it in
 // between, it tries once more with the new configuration.
-func (a *app) patchNode(ctx context.Context, n *client.Client, change configChange, patches [][]byte) (*apiv1.ApplyConfigResponse, error) {
+func (a *app) patchNode(ctx context.Context, n *client.Client, change *configChange, patches [][]byte) (*apiv1.ApplyConfigResponse, error) {
 	for try := 1; ; try++ {
 		current, err := a.current(ctx, n)
 		if err != nil {

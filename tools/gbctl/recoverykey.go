@@ -45,39 +45,47 @@ func recoveryRow(v *apiv1.VolumeRecoveryKey) []string {
 }
 
 func (a *app) recoveryKeyAddCommand() *cobra.Command {
-	var file string
-	cmd := command("add", func(cmd *cobra.Command, _ []string) (err error) {
-		a.raiseTimeout(cmd, unlockTimeout)
-		if file == "" && !a.yes && !interactive(a.in) {
-			return usagef("nothing was done: recovery-key add asks for the key that it has shown, and standard input isn't a terminal; use --yes, and keep standard output")
+	fresh := func(ctx context.Context) (string, error) {
+		if !a.yes && !interactive(a.in) {
+			return "", usagef("nothing was done: recovery-key add asks for the key that it has shown, and standard input isn't a terminal; use --yes, and keep standard output")
 		}
-		if _, err := a.single(cmd.Context(), "recovery-key add"); err != nil {
+		return a.newRecoveryKey(ctx)
+	}
+	cmd := a.keyCommand("add", "a key that you have already, instead of a new one", fresh, func(ctx context.Context, c *client.Client, r *apiv1.RecoveryKeyRequest) error {
+		_, err := client.Unary(ctx, c.Node.AddRecoveryKey, r)
+		if err == nil {
+			fmt.Fprintf(a.notes(), "%s: the recovery key opens its encrypted volumes\n", c.Name)
+		}
+		return err
+	})
+	cmd.Flags().BoolVarP(&a.yes, "yes", "y", false, "don't ask; required without a terminal")
+	return cmd
+}
+
+// keyCommand makes a command that does something with a recovery key on one node. The key is in a file, what, or comes
+// from elsewhere.
+func (a *app) keyCommand(use, what string, elsewhere func(context.Context) (string, error), do func(context.Context, *client.Client, *apiv1.RecoveryKeyRequest) error) *cobra.Command {
+	var file string
+	cmd := command(use, func(cmd *cobra.Command, _ []string) (err error) {
+		a.raiseTimeout(cmd, unlockTimeout)
+		if _, err := a.single(cmd.Context(), pathOf(cmd)); err != nil {
 			return err
 		}
 		var key string
 		if file != "" {
 			key, err = a.givenRecoveryKey(file)
 		} else {
-			key, err = a.newRecoveryKey(cmd.Context())
+			key, err = elsewhere(cmd.Context())
 		}
 		if err != nil {
 			return err
 		}
-		return a.one(cmd.Context(), "recovery-key add", func(ctx context.Context, c *client.Client) error {
-			_, err := client.Unary(ctx, c.Node.AddRecoveryKey, &apiv1.RecoveryKeyRequest{Key: []byte(key)})
-			if err == nil {
-				fmt.Fprintf(a.notes(), "%s: the recovery key opens its encrypted volumes\n", c.Name)
-			}
-			return err
+		return a.one(cmd.Context(), pathOf(cmd), func(ctx context.Context, c *client.Client) error {
+			return do(ctx, c, &apiv1.RecoveryKeyRequest{Key: []byte(key)})
 		})
 	})
-	keyFileFlag(cmd, &file, "a key that you have already, instead of a new one")
-	cmd.Flags().BoolVarP(&a.yes, "yes", "y", false, "don't ask; required without a terminal")
+	cmd.Flags().StringVar(&file, "key-file", "", "file with "+what+"; - is standard input")
 	return cmd
-}
-
-func keyFileFlag(cmd *cobra.Command, to *string, what string) {
-	cmd.Flags().StringVar(to, "key-file", "", "file with "+what+"; - is standard input")
 }
 
 // newRecoveryKey makes a key and shows it. Who can't type its last group doesn't have it.
@@ -86,15 +94,12 @@ func (a *app) newRecoveryKey(ctx context.Context) (string, error) {
 	if _, err := fmt.Fprintln(a.out, key); err != nil || a.yes {
 		return key, err
 	}
-	fmt.Fprint(a.err, "This key opens the disk of the machine in any other one, and isn't shown again: keep it outside of the machine.\nIts last group: ")
-	_, lines := a.userInput()
-	select {
-	case <-ctx.Done():
-		return "", ctx.Err()
-	case line := <-lines:
-		if typed := strings.ToLower(strings.TrimSpace(line)); typed == "" || !strings.HasSuffix(key, "-"+typed) {
-			return "", errors.New("nothing was done: that isn't the last group of the key")
-		}
+	typed, err := a.typed(ctx, "This key opens the disk of the machine in any other one, and isn't shown again: keep it outside of the machine.\nIts last group: ")
+	if typed = strings.ToLower(typed); err == nil && (typed == "" || !strings.HasSuffix(key, "-"+typed)) {
+		err = errors.New("nothing was done: that isn't the last group of the key")
+	}
+	if err != nil {
+		return "", err
 	}
 	return key, nil
 }
@@ -112,7 +117,7 @@ func (a *app) givenRecoveryKey(file string) (string, error) {
 }
 
 // typedRecoveryKey asks for a key, which the terminal doesn't show.
-func (a *app) typedRecoveryKey() (string, error) {
+func (a *app) typedRecoveryKey(context.Context) (string, error) {
 	in, ok := a.in.(*os.File)
 	if !ok || !interactive(a.in) {
 		return "", usagef("nothing was done: unlock asks for the recovery key, and standard input isn't a terminal; use --key-file")
@@ -127,34 +132,16 @@ func (a *app) typedRecoveryKey() (string, error) {
 }
 
 func (a *app) unlockCommand() *cobra.Command {
-	var file string
-	cmd := command("unlock", func(cmd *cobra.Command, _ []string) (err error) {
-		a.raiseTimeout(cmd, unlockTimeout)
-		if _, err := a.single(cmd.Context(), "unlock"); err != nil {
-			return err
-		}
-		var key string
-		if file != "" {
-			key, err = a.givenRecoveryKey(file)
-		} else {
-			key, err = a.typedRecoveryKey()
-		}
+	return a.insecureFlags(a.keyCommand("unlock", "the recovery key, instead of a question", a.typedRecoveryKey, func(ctx context.Context, c *client.Client, r *apiv1.RecoveryKeyRequest) error {
+		n, err := a.trusted(ctx, c, "the recovery key")
 		if err != nil {
 			return err
 		}
-		return a.one(cmd.Context(), "unlock", func(ctx context.Context, c *client.Client) error {
-			n, err := a.trusted(ctx, c, "the recovery key")
-			if err != nil {
-				return err
-			}
-			defer n.Close()
-			if _, err := client.Unary(ctx, n.Node.Unlock, &apiv1.RecoveryKeyRequest{Key: []byte(key)}); err != nil {
-				return err
-			}
-			fmt.Fprintf(a.out, "%s: is unlocked, and its boot goes on: gbctl -n %[1]s health --wait 10m\n", c.Name)
-			return nil
-		})
-	})
-	keyFileFlag(cmd, &file, "the recovery key, instead of a question")
-	return a.insecureFlags(cmd)
+		defer n.Close()
+		if _, err := client.Unary(ctx, n.Node.Unlock, r); err != nil {
+			return err
+		}
+		fmt.Fprintf(a.out, "%s: is unlocked, and its boot goes on: gbctl -n %[1]s health --wait 10m\n", c.Name)
+		return nil
+	}))
 }

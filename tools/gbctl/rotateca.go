@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -189,13 +188,9 @@ func (a *app) renewKubeconfig(ctx context.Context, c *client.Client) error {
 		return err
 	}
 	entries := merging{via: a.loaded.Via, renew: true}
-	merged, err := entries.file(path, m.Kubeconfig, func(kubeFile) bool { return true })
-	if errors.Is(err, errNotThere) || errors.Is(err, fs.ErrPermission) { // the file may be another user's
+	if err := entries.into(path, m.Kubeconfig); errors.Is(err, errNotThere) {
 		return nil
 	} else if err != nil {
-		return err
-	}
-	if err := writeKubeconfig(path, merged); err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "the entries of the cluster in %s are renewed\n", path)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -67,23 +66,14 @@ func serviceIDs(m *apiv1.ListServicesResponse) []string {
 
 func (a *app) service(ctx context.Context, id string) error {
 	answers, failed := gather(ctx, a, services(&apiv1.ListServicesRequest{Id: id, Events: shownEvents}))
-	if len(answers) == 0 {
-		return failed
-	}
-	err := a.show(documents(answers), true, func() error {
-		between := ""
-		for _, n := range answers {
-			for _, s := range n.value.Services {
-				fmt.Fprint(a.out, between)
-				between = "\n"
-				if err := a.serviceBlock(n.node, s, n.value); err != nil {
-					return err
-				}
+	return showBlocks(a, answers, failed, func(node string, m *apiv1.ListServicesResponse) error {
+		for _, s := range m.Services { // one
+			if err := a.serviceBlock(node, s, m); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
-	return errors.Join(err, failed)
 }
 
 // serviceBlock prints one service, one property per line.

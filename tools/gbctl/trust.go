@@ -47,15 +47,21 @@ var errDeclined = errors.New("nothing was done: the answer isn't yes")
 
 // ask asks a question on the terminal. Any answer but yes aborts.
 func (a *app) ask(ctx context.Context, what string) error {
+	answer, err := a.typed(ctx, what+" [yes/no]: ")
+	if err == nil && answer != "yes" {
+		err = errDeclined
+	}
+	return err
+}
+
+// typed is the line that the user types after a prompt.
+func (a *app) typed(ctx context.Context, prompt string) (string, error) {
 	_, lines := a.userInput()
-	fmt.Fprintf(a.err, "%s [yes/no]: ", what)
+	fmt.Fprint(a.err, prompt)
 	select {
 	case <-ctx.Done():
-		return ctx.Err()
+		return "", ctx.Err()
 	case line := <-lines:
-		if strings.TrimSpace(line) != "yes" {
-			return errDeclined
-		}
-		return nil
+		return strings.TrimSpace(line), nil
 	}
 }

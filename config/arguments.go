@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
 )
 
 // Args are arguments of a program: flags without dashes, and their values.
@@ -36,7 +38,7 @@ func (d *decoder) argument(n *yaml.Node, v reflect.Value) {
 		case !d.spend(value):
 		case value.Kind != yaml.ScalarNode:
 			d.bad(value, "must be text, not %s", kindOf(value))
-		case isNull(value):
+		case tree.IsNull(value):
 			texts = append(texts, "")
 		default:
 			texts = append(texts, value.Value)

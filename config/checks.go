@@ -15,42 +15,39 @@ import (
 
 // check looks at one subject of a Config with its defaults filled in. A check
 // must not depend on an earlier one having passed.
-type check struct {
-	name string
-	run  func(*Config, *report)
-}
+type check func(*Config, *report)
 
 // checks refuse a configuration that can't work. All of them run, in this
 // order, whatever the others find. The first problem of a value is the one that is reported.
 var checks = []check{
-	{"endpoint is there", checkEndpoint},
-	{"bonds are consistent", checkBonds},
-	{"values are there and possible", checkValues},
-	{"authorities are whole", checkAuthorities},
-	{"accepted authorities are distinct", checkAccepted},
-	{"hostname is valid", checkHostname},
-	{"resolver asks servers", checkResolver},
-	{"interfaces are consistent", checkInterfaces},
-	{"VLANs are consistent", checkVLANs},
-	{"links have what they are made of", checkStack},
-	{"settings of drivers are possible", checkEthernet},
-	{"addresses and gateways are those of hosts", checkAddresses},
-	{"rules are consistent", checkRules},
-	{"shared address is possible", checkVIP},
-	{"firewall lets its operator in", checkFirewall},
-	{"data disks are distinct", checkDisks},
-	{"arguments are flags", checkArgs},
-	{"node labels may be set by a kubelet", checkNodeLabels},
-	{"registries are reachable", checkRegistries},
-	{"files are distinct", checkFiles},
-	{"environment and sysctls are well-formed", checkEnv},
-	{"encryption keys are usable", checkEncryption},
-	{"logs have destinations", checkLogging},
-	{"metrics have an address", checkMetrics},
-	{"subnets fit", checkSubnets},
-	{"address families fit", checkFamilies},
-	{"CNI is chosen once", checkCNI},
-	{"audit policy is one", checkAudit},
+	checkEndpoint,    // endpoint is there
+	checkBonds,       // bonds are consistent
+	checkValues,      // values are there and possible
+	checkAuthorities, // authorities are whole
+	checkAccepted,    // accepted authorities are distinct
+	checkHostname,    // hostname is valid
+	checkResolver,    // resolver asks servers
+	checkInterfaces,  // interfaces are consistent
+	checkVLANs,       // VLANs are consistent
+	checkStack,       // links have what they are made of
+	checkEthernet,    // settings of drivers are possible
+	checkAddresses,   // addresses and gateways are those of hosts
+	checkRules,       // rules are consistent
+	checkVIP,         // shared address is possible
+	checkFirewall,    // firewall lets its operator in
+	checkDisks,       // data disks are distinct
+	checkArgs,        // arguments are flags
+	checkNodeLabels,  // node labels may be set by a kubelet
+	checkRegistries,  // registries are reachable
+	checkFiles,       // files are distinct
+	checkEnv,         // environment and sysctls are well-formed
+	checkEncryption,  // encryption keys are usable
+	checkLogging,     // logs have destinations
+	checkMetrics,     // metrics have an address
+	checkSubnets,     // subnets fit
+	checkFamilies,    // address families fit
+	checkCNI,         // CNI is chosen once
+	checkAudit,       // audit policy is one
 }
 
 // maxPort is the largest TCP and UDP port.

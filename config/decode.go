@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/garboard-os/garboard/config/tree"
 )
 
 // maxExpanded limits the size of a document after its aliases are expanded: nodes
@@ -72,7 +74,7 @@ var lenientLists = map[reflect.Type]bool{reflect.TypeFor[[]WireGuardPeer](): tru
 
 func (d *decoder) value(n *yaml.Node, v reflect.Value) {
 	n = resolve(n)
-	if !d.spend(n) || isNull(n) || d.tagged(n) {
+	if !d.spend(n) || tree.IsNull(n) || d.tagged(n) {
 		return // null is the same as a missing value
 	}
 	if v.Type() == objectType {
@@ -107,8 +109,6 @@ func (d *decoder) tagged(n *yaml.Node) bool {
 	}
 	return odd
 }
-
-func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
 // pairs calls f for each key of a mapping, after it has refused duplicate and invalid keys.
 func (d *decoder) pairs(n *yaml.Node, f func(key, value *yaml.Node)) {
@@ -199,7 +199,7 @@ func (d *decoder) mapping(n *yaml.Node, v reflect.Value) {
 			d.argument(resolve(value), elem)
 		} else if elem.Kind() == reflect.String {
 			if value = resolve(value); value.Kind == yaml.ScalarNode && d.spend(value) {
-				if !isNull(value) {
+				if !tree.IsNull(value) {
 					elem.SetString(value.Value)
 				}
 			} else {
@@ -234,7 +234,7 @@ func (d *decoder) list(n *yaml.Node, v reflect.Value) {
 		d.inside(i, func() {
 			v.Grow(1)
 			v.SetLen(i + 1)
-			if isNull(resolve(elem)) {
+			if tree.IsNull(resolve(elem)) {
 				d.bad(elem, "is an empty entry of a list")
 				return
 			}

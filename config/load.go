@@ -26,7 +26,7 @@ func Load(name string, data []byte) (*Config, []Warning, error) {
 
 // LoadForContainer is Load for a node in a container. It also warns of what only machines do.
 func LoadForContainer(name string, data []byte) (*Config, []Warning, error) {
-	return loadWith(name, data, append(slices.Clip(warningChecks), check{"what only machines do", warnContainer}))
+	return loadWith(name, data, append(slices.Clip(warningChecks), warnContainer))
 }
 
 func loadWith(name string, data []byte, warn []check) (*Config, []Warning, error) {
@@ -43,12 +43,12 @@ func loadWith(name string, data []byte, warn []check) (*Config, []Warning, error
 		normalize(c, r)
 		c.FillDefaults()
 		for _, check := range checks {
-			check.run(c, r)
+			check(c, r)
 		}
 	}
 	if len(r.problems) == 0 {
 		for _, check := range warn {
-			check.run(c, r)
+			check(c, r)
 		}
 	}
 	slices.SortStableFunc(r.warnings, func(a, b Warning) int { return inOrder(a.Problem, b.Problem) })

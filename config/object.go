@@ -72,7 +72,7 @@ func (d *decoder) object(n *yaml.Node, v reflect.Value) {
 // free is the value of a node that has no type here. deepest limits the length of its path.
 func (d *decoder) free(n *yaml.Node, deepest int) any {
 	n = resolve(n)
-	if !d.spend(n) || d.tagged(n) || isNull(n) {
+	if !d.spend(n) || d.tagged(n) || tree.IsNull(n) {
 		return nil
 	}
 	if len(d.where) > deepest {

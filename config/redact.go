@@ -130,12 +130,8 @@ func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
 
 // isPublic reports whether everybody may see a file's content.
 func isPublic(file *yaml.Node) bool {
-	for i := 0; i+1 < len(file.Content); i += 2 {
-		if file.Content[i].Value == "public" {
-			return resolve(file.Content[i+1]).Value == "true"
-		}
-	}
-	return false
+	public := tree.Field(file, "public")
+	return public != nil && resolve(public).Value == "true"
 }
 
 // holdsSecret reports whether the text called name inside v must be treated as
@@ -173,7 +169,7 @@ func scalar(n *yaml.Node, t reflect.Type) *yaml.Node {
 
 // hidden is the node to show instead of a secret. An empty secret is shown as it is.
 func (r *redaction) hidden(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.ScalarNode && (n.Value == "" || n.Value == redacted) || isNull(n) {
+	if n.Kind == yaml.ScalarNode && (n.Value == "" || n.Value == redacted) || tree.IsNull(n) {
 		return n
 	}
 	if n.Kind == yaml.AliasNode {

@@ -8,19 +8,19 @@ import (
 // warningChecks find settings that work, but perhaps not as intended. They only
 // warn: a node starts with such a configuration.
 var warningChecks = []check{
-	{"private keys on a worker", warnWorkerKeys},
-	{"keys that protect nothing", warnKeys},
-	{"DNS address outside of the service subnets", warnClusterDNS},
-	{"extra certificate names on a worker", warnWorkerNames},
-	{"shared address outside of the subnet", warnVIP},
-	{"gateways outside of the subnet", warnGateways},
-	{"addresses that are hardly meant", warnAddresses},
-	{"entries that do something else", warnEntries},
-	{"name servers that nobody asks", warnNameservers},
-	{"sysctls of links with dots in their names", warnSysctls},
-	{"format of a self-hosted control plane", warnSelfHosted},
-	{"what comes or goes unprotected", warnUnprotected},
-	{"arguments that weaken Kubernetes, or do something else", warnArgs},
+	warnWorkerKeys,  // private keys on a worker
+	warnKeys,        // keys that protect nothing
+	warnClusterDNS,  // DNS address outside of the service subnets
+	warnWorkerNames, // extra certificate names on a worker
+	warnVIP,         // shared address outside of the subnet
+	warnGateways,    // gateways outside of the subnet
+	warnAddresses,   // addresses that are hardly meant
+	warnEntries,     // entries that do something else
+	warnNameservers, // name servers that nobody asks
+	warnSysctls,     // sysctls of links with dots in their names
+	warnSelfHosted,  // format of a self-hosted control plane
+	warnUnprotected, // what comes or goes unprotected
+	warnArgs,        // arguments that weaken Kubernetes, or do something else
 }
 
 func warnWorkerKeys(c *Config, r *report) {

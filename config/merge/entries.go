@@ -19,7 +19,7 @@ type list struct {
 
 // value is the text of a field, "" if the entry doesn't have it.
 func value(entry *yaml.Node, key string) string {
-	if n := Field(entry, key); n != nil && !isNull(n) {
+	if n := tree.Field(entry, key); n != nil && !tree.IsNull(n) {
 		return n.Value
 	}
 	return ""
@@ -57,7 +57,7 @@ func (l list) choose(entries []*yaml.Node, among []int, patch *yaml.Node) int {
 		}
 		var same, other []int
 		for _, i := range among {
-			if v := Field(entries[i], name); v != nil && tree.Equal(v, wanted) {
+			if v := tree.Field(entries[i], name); v != nil && tree.Equal(v, wanted) {
 				same = append(same, i)
 			} else if v != nil {
 				other = append(other, i)
@@ -67,7 +67,7 @@ func (l list) choose(entries []*yaml.Node, among []int, patch *yaml.Node) int {
 		case len(same) == 1 && len(other) > 0: // it tells the entries apart
 			points[same[0]] += len(patch.Content)
 			told = true
-		case len(same) == 0 && len(other) > 1 && !isNull(wanted):
+		case len(same) == 0 && len(other) > 1 && !tree.IsNull(wanted):
 			isNew = true
 		case len(same) == 0 && len(other) > 0: // the value to change
 			points[other[0]]++

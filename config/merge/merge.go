@@ -87,7 +87,7 @@ func Nodes(doc, patch *yaml.Node) (*yaml.Node, error) {
 // merge is old, which may be nil, with patch merged into it; nil if nothing is
 // left. path is their place in the schema, with [] for entries.
 func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
-	if isNull(patch) {
+	if tree.IsNull(patch) {
 		return nil, nil
 	}
 	todo, err := order(patch)
@@ -112,7 +112,7 @@ func merge(old, patch *yaml.Node, path string) (*yaml.Node, error) {
 
 // order returns the directive of a mapping and removes it.
 func order(patch *yaml.Node) (string, error) {
-	i := IndexOf(patch, directive)
+	i := tree.IndexOf(patch, directive)
 	if i < 0 {
 		return doMerge, nil
 	}

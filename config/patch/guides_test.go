@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/garboard-os/garboard/config"
-	"github.com/garboard-os/garboard/config/merge"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
@@ -33,7 +32,7 @@ func TestGuidePatches(t *testing.T) {
 	}
 	pair := func(name string) string {
 		var values map[string]string
-		if err := merge.Field(merge.Field(root.Content[0], "cluster"), name).Decode(&values); err != nil {
+		if err := tree.Field(tree.Field(root.Content[0], "cluster"), name).Decode(&values); err != nil {
 			t.Fatal(err)
 		}
 		text, err := json.Marshal(values)

@@ -12,6 +12,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/garboard-os/garboard/config/merge"
+	"github.com/garboard-os/garboard/config/tree"
 )
 
 // Apply returns the text of doc as changed by patch. It doesn't check the
@@ -21,7 +22,7 @@ func Apply(doc, patch []byte) ([]byte, error) {
 		switch {
 		case by.Kind == yaml.SequenceNode:
 			return steps(from, by)
-		case merge.Field(by, "op") != nil && merge.Field(by, "path") != nil:
+		case tree.Field(by, "op") != nil && tree.Field(by, "path") != nil:
 			return nil, errors.New("a JSON patch is a list; put the operation in brackets: [{…}]")
 		}
 		return merge.Nodes(from, by)

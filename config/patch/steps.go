@@ -49,11 +49,11 @@ func check(n *yaml.Node) error {
 	if !known {
 		return fmt.Errorf("op %q is not one of add, remove, replace, move, copy, test", merge.Brief(kind))
 	}
-	if needs != "" && merge.Field(n, needs) == nil {
+	if needs != "" && tree.Field(n, needs) == nil {
 		return fmt.Errorf("%s lacks %s", kind, needs)
 	}
 	for _, name := range []string{"path", needs} {
-		pointer := merge.Field(n, name)
+		pointer := tree.Field(n, name)
 		switch {
 		case name == "value" || name == "":
 		case pointer == nil || pointer.Kind != yaml.ScalarNode:
@@ -71,7 +71,7 @@ func check(n *yaml.Node) error {
 }
 
 func textOf(n *yaml.Node, key string) string {
-	if v := merge.Field(n, key); v != nil {
+	if v := tree.Field(n, key); v != nil {
 		return v.Value
 	}
 	return ""
@@ -94,7 +94,7 @@ func (v *values) do(op *yaml.Node) error {
 	var value *yaml.Node
 	switch kind {
 	case "add", "replace":
-		value = fresh(merge.Field(op, "value"))
+		value = fresh(tree.Field(op, "value"))
 	case "copy":
 		if v.copied += size(from.node()); v.copied > tree.MaxSize {
 			return fmt.Errorf("copy %s: what is copied is larger than the %d bytes of a configuration",
@@ -105,7 +105,7 @@ func (v *values) do(op *yaml.Node) error {
 		value = from.node()
 		from.remove()
 	case "test":
-		wanted := merge.Field(op, "value")
+		wanted := tree.Field(op, "value")
 		null := before.missing == path && before.parent.Kind == yaml.MappingNode && wanted.ShortTag() == "!!null"
 		if null || before.missing == "" && same(before.node(), fresh(wanted)) {
 			return nil
@@ -152,7 +152,7 @@ func find(doc *yaml.Node, pointer string) place {
 			p.at = n
 		} else if p.parent.Kind == yaml.SequenceNode && p.name == "-" {
 			p.at = len(p.parent.Content)
-		} else if key := merge.IndexOf(p.parent, p.name); key >= 0 {
+		} else if key := tree.IndexOf(p.parent, p.name); key >= 0 {
 			p.at = key + 1
 		}
 		if p.at < 0 || p.at >= len(p.parent.Content) {

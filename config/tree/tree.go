@@ -173,3 +173,26 @@ func dropAnchors(n *yaml.Node) {
 		dropAnchors(inner)
 	}
 }
+
+// Field is the value of a key in a mapping, or nil.
+func Field(n *yaml.Node, key string) *yaml.Node {
+	if i := IndexOf(n, key); i >= 0 {
+		return n.Content[i+1]
+	}
+	return nil
+}
+
+// IndexOf is the index of a key in the content of a mapping, or -1.
+func IndexOf(n *yaml.Node, key string) int {
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// IsNull reports whether a node has no value.
+func IsNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }

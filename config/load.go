@@ -5,11 +5,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"slices"
 	"strings"
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/garboard-os/garboard/config/manifest"
 	"github.com/garboard-os/garboard/config/tree"
 )
 
@@ -118,4 +121,110 @@ func (r *report) truncated(data []byte, problems Problems) error {
 		return problems
 	}
 	return Problems{{Name: r.name, Line: lines, Column: 1, What: fmt.Sprintf("ends here without %s: is it truncated?", strings.Join(lacking, ", "))}}
+}
+
+// Known is a document of another release without the keys that this release doesn't know, and their places.
+func Known(name string, data []byte) (known []byte, unknown []string, err error) {
+	doc, err := tree.Parse(data)
+	if err != nil {
+		return nil, nil, err
+	}
+	d := &decoder{report: &report{name: name, root: doc.Content[0]}, budget: maxExpanded, unknown: map[*yaml.Node]string{}}
+	d.document(&Config{})
+	if d.full() || d.budget < 0 {
+		return nil, nil, errors.New("it can't be read to its end")
+	}
+	remove(doc, d.unknown)
+	known, err = tree.Text(data, doc)
+	return known, slices.Sorted(maps.Values(d.unknown)), err
+}
+
+// remove removes pairs from the mappings of a tree.
+func remove(n *yaml.Node, keys map[*yaml.Node]string) {
+	if n.Kind == yaml.MappingNode {
+		var kept []*yaml.Node
+		for pair := range slices.Chunk(n.Content, 2) {
+			if _, drop := keys[pair[0]]; !drop {
+				kept = append(kept, pair...)
+			}
+		}
+		n.Content = kept
+	}
+	for _, child := range n.Content {
+		remove(child, keys)
+	}
+}
+
+// CheckManifests finds documents of cluster.inlineManifests that can't be read, in c, which was loaded from data. A
+// node runs with them all the same, and shows them, so that an update takes none away: Load doesn't look. Those that
+// the configuration before has as well are no reason to refuse another change; nil: there is none. The error is of
+// type Problems.
+func CheckManifests(name string, data []byte, c, before *Config) error {
+	r := &report{name: name}
+	for i, m := range c.Cluster.InlineManifests {
+		if before != nil && slices.Contains(before.Cluster.InlineManifests, m) {
+			continue
+		}
+		if r.root == nil { // only a few documents have manifests
+			if problems, _ := r.parse(data); problems != nil {
+				return problems
+			}
+		}
+		where := at("cluster", "inlineManifests", i, "contents")
+		n, line, column := r.locate(where)
+		_, problems := manifest.Read([]byte(m.Contents))
+		for _, p := range problems {
+			if resolve(n).Style&yaml.LiteralStyle != 0 { // its lines are those of the document
+				r.badNode(&yaml.Node{Line: n.Line + p.Line, Column: 1}, where, "manifest %s: %s", quote(m.Name), p.What)
+			} else {
+				r.badNode(&yaml.Node{Line: line, Column: column}, where, "manifest %s: %s", quote(m.Name), p)
+			}
+		}
+	}
+	if len(r.problems) > 0 {
+		return r.problems
+	}
+	return nil
+}
+
+// joinAlias is the name of a worker in older files.
+const joinAlias = "join"
+
+// loAlias is the name of the loopback interface in some files.
+const loAlias, loopback = "lo0", "lo"
+
+// normalize replaces deprecated spellings of values, with a warning each, and the forms of
+// MAC addresses, so that the rest of the system knows only one spelling. The decoder handles
+// deprecated names of fields (see renamed and lenientLists).
+func normalize(c *Config, r *report) {
+	if c.Machine.Type == joinAlias {
+		r.warn(at("machine", "type"), "%q is an alias; use %q", joinAlias, Worker)
+		c.Machine.Type = Worker
+	}
+	for i := range c.Machine.Network.Interfaces {
+		in := &c.Machine.Network.Interfaces[i]
+		if in.Name == loAlias {
+			r.warn(at("machine", "network", "interfaces", i, "interface"), "%q is an alias; Linux calls it %q", loAlias, loopback)
+			in.Name = loopback
+		}
+		in.HardwareAddr = macAddress(strings.ToLower(strings.ReplaceAll(in.HardwareAddr, "-", ":")))
+		members := in.link().Members()
+		for j := range members {
+			members[j] = macAddress(members[j])
+		}
+		if in.Bond != nil {
+			in.Bond.ADActorSystem = macAddress(in.Bond.ADActorSystem)
+		}
+		if in.MACVLAN != nil {
+			in.MACVLAN.Interface = macAddress(in.MACVLAN.Interface)
+		}
+	}
+}
+
+// macAddress is a MAC address as Linux writes it. Other texts stay.
+func macAddress(text string) string {
+	if mac, err := net.ParseMAC(text); err == nil {
+		return mac.String()
+	}
+	return text
 }

@@ -15,6 +15,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -319,4 +320,24 @@ func (b *Balancer) order() []*backend {
 		rest = rest[size:]
 	}
 	return all
+}
+
+type halfCloser interface{ CloseWrite() error }
+
+// splice copies both ways until both sides are done, passing on half-closes.
+func splice(a, b net.Conn) {
+	defer b.Close()
+	var both sync.WaitGroup
+	one := func(to, from net.Conn) {
+		_, err := io.Copy(to, from)
+		if h, ok := to.(halfCloser); ok && err == nil {
+			_ = h.CloseWrite()
+			return
+		}
+		to.Close() // broken: the other direction mustn't wait
+		from.Close()
+	}
+	both.Go(func() { one(a, b) })
+	both.Go(func() { one(b, a) })
+	both.Wait()
 }

@@ -30,7 +30,7 @@ const (
 	sandboxKilled = 12
 )
 
-// sandboxSpec is the input of the sandbox program (services/front/sandbox/cmd/sandbox/spec.go).
+// sandboxSpec is the input of the sandbox program (services/front/sandbox/cmd/sandbox/node.go).
 type sandboxSpec struct {
 	ID        string        `json:"id"`
 	Hostname  string        `json:"hostname"`

@@ -18,6 +18,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
+	"github.com/garboard-os/garboard/config/patch"
 	"github.com/spf13/cobra"
 )
 
@@ -188,3 +189,136 @@ type draftError struct {
 func (e *draftError) Error() string { return e.err.Error() + "\n" + e.note() }
 func (e *draftError) Unwrap() error { return e.err }
 func (e *draftError) note() string  { return fmt.Sprintf("your edited text is in %s", e.path) }
+
+func (a *app) patchCommand(use string, aliases ...string) *cobra.Command {
+	change := &configChange{app: a, done: "patched"}
+	var patches []string
+	cmd := command(use+" -p PATCH", func(cmd *cobra.Command, _ []string) error {
+		if len(patches) == 0 {
+			return usagef("no patch given: use -p PATCH")
+		}
+		texts, err := patchTexts(patches, a.readInput)
+		if err != nil {
+			return err
+		}
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return a.patchNode(ctx, n, change, texts)
+		})
+	})
+	cmd.Aliases = aliases
+	// An array, not a slice: patches are full of commas.
+	cmd.Flags().StringArrayVarP(&patches, "patch", "p", nil, "patch, or @FILE; repeatable, applied in the given order")
+	change.add(cmd)
+	return cmd
+}
+
+// patchNode patches the current configuration of a node. If somebody else changes it in
+// between, it tries once more with the new configuration.
+func (a *app) patchNode(ctx context.Context, n *client.Client, change *configChange, patches [][]byte) (*apiv1.ApplyConfigResponse, error) {
+	for try := 1; ; try++ {
+		current, err := a.current(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		text := current.Document
+		for _, p := range patches {
+			if text, err = patch.Apply(text, p); err != nil {
+				return nil, &exitError{codeRefused, err}
+			}
+		}
+		m, err := change.apply(ctx, n, text, current)
+		if connect.CodeOf(err) != connect.CodeAborted || try > 1 {
+			return m, err
+		}
+	}
+}
+
+// command makes a command. Its usage says which arguments it takes, and help.yaml has all other texts.
+func command(use string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, RunE: run}
+}
+
+// group makes a command that only has subcommands. Without a function, a misspelt subcommand
+// would print the help and succeed.
+func group(use string, inner ...*cobra.Command) *cobra.Command {
+	cmd := command(use, func(cmd *cobra.Command, _ []string) error {
+		return usagef("%s needs a subcommand: %s", cmd.CommandPath(), strings.Join(ofEach(cmd.Commands(), (*cobra.Command).Name), ", "))
+	})
+	cmd.AddCommand(inner...)
+	return cmd
+}
+
+func (a *app) confirmCommand() *cobra.Command {
+	return command("confirm", func(cmd *cobra.Command, _ []string) error {
+		return a.sequential(cmd.Context(), a.limited(func(ctx context.Context, n *client.Client) error {
+			_, err := n.Config.Confirm(ctx, connect.NewRequest(&apiv1.ConfirmConfigRequest{}))
+			if err == nil {
+				fmt.Fprintf(a.out, "confirmed mc at the node %s\n", n.Name)
+			}
+			return err
+		}))
+	})
+}
+
+func (a *app) historyCommand() *cobra.Command {
+	head := []string{"VERSION", "CURRENT", "TIME", "BY", "MODE", "CHANGED"}
+	return listCommand(a, "history", head, history, rowsOf((*apiv1.ConfigHistoryResponse).GetVersions, func(v *apiv1.ConfigVersion) []string {
+		return []string{strconv.FormatUint(v.Version, 10), yes(v.Current), v.Time.AsTime().UTC().Format("2006-01-02T15:04:05Z"), v.By, word(v.Mode, modePrefix), v.Summary}
+	}))
+}
+
+var history = asking(ofConfig, configAPI.History, &apiv1.ConfigHistoryRequest{})
+
+// version parses the optional argument VERSION; 0 means none.
+func version(args []string) (uint64, error) {
+	if len(args) == 0 {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(args[0], 10, 64)
+	if err != nil || n == 0 {
+		return 0, usagef("%q isn't a version; 'gbctl config history' lists them", args[0])
+	}
+	return n, nil
+}
+
+func (a *app) showCommand() *cobra.Command {
+	r := &apiv1.GetConfigRequest{}
+	cmd := command("show [VERSION]", func(cmd *cobra.Command, args []string) (err error) {
+		if r.Version, err = version(args); err != nil {
+			return err
+		}
+		return a.one(cmd.Context(), "config show", func(ctx context.Context, n *client.Client) error {
+			m, err := client.Unary(ctx, n.Config.Get, r)
+			if err != nil {
+				return err
+			}
+			if m.TryUntil != nil {
+				fmt.Fprintf(a.err, "%s: note: a change is being tried; it is undone at %s, unless confirmed with 'gbctl -n %s config confirm'\n", n.Name, stamp(m.TryUntil.AsTime()), n.Name)
+			}
+			if m.Staged {
+				fmt.Fprintf(a.err, "%s: note: another configuration is staged for the next reboot\n", n.Name)
+			}
+			_, err = a.out.Write(m.Document)
+			return err
+		})
+	})
+	cmd.Flags().BoolVar(&r.Redact, "redact", false, "redact secrets")
+	return cmd
+}
+
+func (a *app) rollbackCommand() *cobra.Command {
+	change := &configChange{app: a, done: "rolled back"}
+	cmd := command("rollback [VERSION]", func(cmd *cobra.Command, args []string) error {
+		v, err := version(args)
+		if err != nil {
+			return err
+		}
+		return change.onEach(cmd, func(ctx context.Context, n *client.Client) (*apiv1.ApplyConfigResponse, error) {
+			return asked(ctx, a, n, asking(ofConfig, configAPI.Rollback, &apiv1.RollbackConfigRequest{
+				Version: v, Mode: change.mode, TryTimeout: change.tryTimeout(), DryRun: change.dryRun,
+			}))
+		})
+	})
+	change.add(cmd)
+	return cmd
+}

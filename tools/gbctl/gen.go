@@ -1,18 +1,23 @@
 package main
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/garboard-os/garboard/boot"
+	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/image/secureboot"
 )
 
 // generator makes files. Tests of expiry set its clock.
@@ -91,4 +96,72 @@ func readInput(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: it has %d bytes, more than %d", path, info.Size(), maxInput)
 	}
 	return os.ReadFile(path)
+}
+
+func (g *generator) secretsCommand() *cobra.Command {
+	var path, from string
+	cmd := command("secrets", func(cmd *cobra.Command, _ []string) error {
+		s, err := g.secrets(from)
+		if err != nil {
+			return err
+		}
+		data, err := s.Encode()
+		if err != nil {
+			return err
+		}
+		report := fmt.Sprintf("wrote %s\nnext: gbctl gen config NAME ENDPOINT --with-secrets %s", path, shellWord(path))
+		return g.writeAndReport(cmd.OutOrStdout(), report, output{path: path, data: data, mode: secretMode})
+	})
+	cmd.Flags().StringVarP(&path, outputFile, "O", "secrets.yaml", "file to write")
+	renamed(cmd, "output", "o", outputFile)
+	cmd.Flags().StringVar(&from, "from-kubernetes-pki", "", "directory with the authorities of an existing Kubernetes cluster")
+	return cmd
+}
+
+func (g *generator) secrets(from string) (*config.Secrets, error) {
+	if from == "" {
+		return config.NewSecrets(g.now())
+	}
+	s, err := config.KubernetesSecrets(os.DirFS(from), g.now())
+	if err != nil {
+		return nil, &exitError{codeRefused, fmt.Errorf("secrets from %s:\n%w", from, err)}
+	}
+	return s, nil
+}
+
+// secureBootCommand makes the keys of whoever owns machines.
+func (g *generator) secureBootCommand() *cobra.Command {
+	var dir string
+	var added []string
+	cmd := command("secureboot", func(cmd *cobra.Command, _ []string) error {
+		var certs []*x509.Certificate
+		for _, file := range added {
+			data, err := readInput(file)
+			if err != nil {
+				return err
+			}
+			c, err := secureboot.Certificate(data)
+			if err != nil {
+				return fmt.Errorf("--db: %s: %w", file, err)
+			}
+			certs = append(certs, c)
+		}
+		files, err := secureboot.Generate(g.now(), certs...)
+		if err != nil {
+			return err
+		}
+		var outputs []output
+		for _, name := range slices.Sorted(maps.Keys(files)) {
+			o := output{path: filepath.Join(dir, name), data: files[name], mode: publicMode}
+			if filepath.Ext(name) == ".key" {
+				o.mode = secretMode
+			}
+			outputs = append(outputs, o)
+		}
+		report := fmt.Sprintf("wrote the keys to %s\nnext: gbctl image build --from INSTALLER --sign %s --kind iso, and keep a copy of the directory offline", dir, shellWord(dir))
+		return g.writeAndReport(cmd.OutOrStdout(), report, outputs...)
+	})
+	cmd.Flags().StringVar(&dir, "output-dir", "secureboot", "directory for the files")
+	cmd.Flags().StringArrayVar(&added, "db", nil, "file with a certificate that the firmware is to trust, too, in PEM or DER; repeatable")
+	return cmd
 }

@@ -33,7 +33,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/configure": {
 		All: []string{"config", "services/system/configuration", "services/system/files", "services/system/sysctl", "services/kubernetes/controlplane", "services/kubernetes/kubelet"},
 		Tests: map[string][]string{
-			"TestConfigureInContainer": {"tools/gbctl/apply.go", "tools/gbctl/patch.go", "tools/gbctl/edit.go", "tools/gbctl/history.go", "tools/gbctl/inplace.go"},
+			"TestConfigureInContainer": {"tools/gbctl/apply.go", "tools/gbctl/edit.go", "tools/gbctl/inplace.go"},
 			"TestRowsOnANode":          {"services/kubernetes/containerd", "services/system/udev"},
 		},
 	},
@@ -129,7 +129,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/operation": {All: []string{"services/core/operation", "services/operations/lifecycle", "services/operations/rollout", "tools/gbctl/operation.go", "tools/gbctl/follow.go"}},
 	"qemu/e2e/partition": {All: []string{"services/kubernetes/etcd", "services/kubernetes/balancer", "services/kubernetes/controlplane"}},
 	"qemu/e2e/policies":  {All: []string{"services/kubernetes/firewall", "services/kubernetes/controlplane/bootstrap_manifests", "image/components/kube-network-policies", "kernel"}},
-	"qemu/e2e/readdress": {All: []string{"services/operations/readdress", "services/kubernetes/etcd", "services/system/network", "services/kubernetes/secrets", "tools/gbctl/readdress.go"}},
+	"qemu/e2e/readdress": {All: []string{"services/operations/readdress", "services/kubernetes/etcd", "services/system/network", "services/kubernetes/secrets", "tools/gbctl/kubernetes.go"}},
 	"qemu/e2e/reboot":    {All: []string{"services/operations/lifecycle", "services/kubernetes/etcd", "services/kubernetes/containerd", "init"}},
 	"qemu/e2e/registries": {All: []string{"services/kubernetes/containerd"}, Tests: map[string][]string{
 		"TestS133Caches":         {"qemu/network", "image/oci"},
@@ -144,7 +144,7 @@ var Folders = map[string]Folder{
 	"qemu/e2e/scale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/lifecycle"}},
 	"qemu/e2e/stale":   {All: []string{"services/kubernetes/etcd", "services/kubernetes/peers", "services/operations/doctor"}},
 	"qemu/e2e/story": {Tests: map[string][]string{
-		"TestStoryInContainers":     {"tools/devcluster", "tools/gbctl/cluster*.go", "tools/gbctl/doctor.go", "tools/gbctl/reset.go", "services/operations/doctor", "services/operations/lifecycle", "services/build.go"},
+		"TestStoryInContainers":     {"tools/devcluster", "tools/gbctl/cluster*.go", "tools/gbctl/health.go", "tools/gbctl/reset.go", "services/operations/doctor", "services/operations/lifecycle", "services/build.go"},
 		"TestStoryOfAMachine":       {"image/media", "tools/gbctl/media.go", "tools/gbctl/gen*.go", "tools/gbctl/apply.go", "tools/gbctl/kubeconfig.go", "services/system/install", "services/operations/lifecycle"},
 		"TestReleaseIsTheSameTwice": {"image", "kernel", "go.mod", "go.sum"},
 	}},

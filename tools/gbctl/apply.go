@@ -134,7 +134,7 @@ func (c *configChange) onEach(cmd *cobra.Command, change func(context.Context, *
 	skipReason := ""
 	return c.app.sequential(cmd.Context(), func(ctx context.Context, n *client.Client) error {
 		if skipReason != "" {
-			return &exitError{codeRefused, fmt.Errorf("nothing was changed: %s", skipReason)}
+			return exitf(codeRefused, "nothing was changed: %s", skipReason)
 		}
 		var before *apiv1.NodeStatusResponse
 		if wait {

@@ -81,22 +81,19 @@ func (a *app) clusterClockCommand() *cobra.Command {
 
 func (a *app) clusterEndpointCommand() *cobra.Command {
 	var name string
-	return nameFlag(&cobra.Command{
-		Use:       "endpoint on|off",
-		ValidArgs: []string{"on", "off"},
-		Args:      cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := openRunning(name)
-			if err != nil {
-				return err
-			}
-			if err := c.SetEndpoint(cmd.Context(), args[0] == "on"); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(a.out, "endpoint of %s: %s for its nodes\n", c.Name, args[0])
+	cmd := command("endpoint on|off", func(cmd *cobra.Command, args []string) error {
+		c, err := openRunning(name)
+		if err != nil {
 			return err
-		},
-	}, &name)
+		}
+		if err := c.SetEndpoint(cmd.Context(), args[0] == "on"); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(a.out, "endpoint of %s: %s for its nodes\n", c.Name, args[0])
+		return err
+	})
+	cmd.ValidArgs, cmd.Args = []string{"on", "off"}, cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)
+	return nameFlag(cmd, &name)
 }
 
 func (a *app) clusterNetworkCommand() *cobra.Command {

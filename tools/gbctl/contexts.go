@@ -67,7 +67,7 @@ func (a *app) contextsCommand() *cobra.Command {
 			return err
 		}
 		if len(config.Contexts) == 0 {
-			return &exitError{codeDenied, fmt.Errorf("no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it", path)}
+			return exitf(codeDenied, "no contexts in %s: 'gbctl gen config' makes the file of a cluster, 'gbctl config merge FILE' adds it", path)
 		}
 		var rows [][]string
 		var documents []*yaml.Node

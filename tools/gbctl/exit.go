@@ -39,8 +39,11 @@ func (e *exitError) Error() string {
 func (e *exitError) Unwrap() error { return e.err }
 
 // usagef makes the error of wrong usage that only the command itself can detect.
-func usagef(format string, args ...any) error {
-	return &exitError{codeUsage, fmt.Errorf(format, args...)}
+func usagef(format string, args ...any) error { return exitf(codeUsage, format, args...) }
+
+// exitf makes an error with an exit code.
+func exitf(code int, format string, args ...any) error {
+	return &exitError{code, fmt.Errorf(format, args...)}
 }
 
 // nodeError is the error of one node.

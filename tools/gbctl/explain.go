@@ -36,9 +36,6 @@ func (a *app) explain(node string, err error) error {
 
 // explainTrust explains why the certificate of a node isn't trusted.
 func (a *app) explainTrust(node string, err error) error {
-	denied := func(format string, args ...any) error {
-		return &exitError{codeDenied, fmt.Errorf(format, args...)}
-	}
 	var authority x509.UnknownAuthorityError
 	var name x509.HostnameError
 	var invalid x509.CertificateInvalidError
@@ -46,15 +43,15 @@ func (a *app) explainTrust(node string, err error) error {
 	case errors.Is(err, errWorker):
 		return &exitError{codeRefused, cause(err, errWorker)}
 	case errors.Is(err, client.ErrFingerprint):
-		return denied("%w: this is a different machine, or it has restarted since then: see the fingerprint on its console", cause(err, client.ErrFingerprint))
+		return exitf(codeDenied, "%w: this is a different machine, or it has restarted since then: see the fingerprint on its console", cause(err, client.ErrFingerprint))
 	case errors.As(err, &authority) && selfSigned(authority.Cert), errors.As(err, &name) && selfSigned(name.Certificate):
-		return denied("presents a self-signed certificate: the node is in maintenance mode and has no configuration yet, or is a worker whose certificate no control plane has signed yet, or waits for its recovery key. Its console shows which, and the fingerprint. Apply a configuration with 'gbctl -n %s apply-config --insecure -f FILE', or unlock its disk with 'gbctl -n %[1]s unlock --insecure'", node)
+		return exitf(codeDenied, "presents a self-signed certificate: the node is in maintenance mode and has no configuration yet, or is a worker whose certificate no control plane has signed yet, or waits for its recovery key. Its console shows which, and the fingerprint. Apply a configuration with 'gbctl -n %s apply-config --insecure -f FILE', or unlock its disk with 'gbctl -n %[1]s unlock --insecure'", node)
 	case errors.As(err, &authority):
-		return denied("its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context selects one", a.contextLabel())
+		return exitf(codeDenied, "its certificate isn't signed by the authority of %s: it belongs to another cluster, or the cluster's authority was changed. 'gbctl config contexts' lists the contexts, --context selects one", a.contextLabel())
 	case errors.As(err, &name):
-		return denied("its certificate is for %s, not for %s: use one of these names, or add this name to machine.certSANs", names(name.Certificate), name.Host)
+		return exitf(codeDenied, "its certificate is for %s, not for %s: use one of these names, or add this name to machine.certSANs", names(name.Certificate), name.Host)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return denied("its certificate is valid from %s to %s, and the local time is %s: one of the clocks is wrong, or the node couldn't renew the certificate",
+		return exitf(codeDenied, "its certificate is valid from %s to %s, and the local time is %s: one of the clocks is wrong, or the node couldn't renew the certificate",
 			stamp(invalid.Cert.NotBefore), stamp(invalid.Cert.NotAfter), stamp(time.Now()))
 	}
 	return nil
@@ -151,9 +148,6 @@ func (a *app) expired() string {
 
 // explainNetwork explains why a node isn't reachable.
 func (a *app) explainNetwork(node string, err error) error {
-	unreachable := func(format string, args ...any) error {
-		return &exitError{codeUnreachable, fmt.Errorf(format, args...)}
-	}
 	var dns *net.DNSError
 	var op *net.OpError
 	errors.As(err, &op)
@@ -163,21 +157,21 @@ func (a *app) explainNetwork(node string, err error) error {
 	}
 	switch {
 	case errors.As(err, &dns):
-		return unreachable("the name %s can't be resolved (%s): use the address, or add the name to DNS", dns.Name, dns.Err)
+		return exitf(codeUnreachable, "the name %s can't be resolved (%s): use the address, or add the name to DNS", dns.Name, dns.Err)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return unreachable("refuses connections at %s: is it a Garboard node, and is it up? Its console shows what it waits for", address)
+		return exitf(codeUnreachable, "refuses connections at %s: is it a Garboard node, and is it up? Its console shows what it waits for", address)
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		return unreachable("no route to %s (%s): is the machine on, and is its network reachable from here?", address, op.Err)
+		return exitf(codeUnreachable, "no route to %s (%s): is the machine on, and is its network reachable from here?", address, op.Err)
 	case op != nil && op.Op == "dial" && op.Timeout():
-		return unreachable("no answer from %s: is the machine on, and does a firewall block the port?", address)
+		return exitf(codeUnreachable, "no answer from %s: is the machine on, and does a firewall block the port?", address)
 	case strings.Contains(err.Error(), "does not look like a TLS handshake"):
-		return unreachable("the server at %s doesn't use TLS: it isn't the machine API", address)
+		return exitf(codeUnreachable, "the server at %s doesn't use TLS: it isn't the machine API", address)
 	case (broken(err) || op != nil && op.Op == "dial") && client.Closed(err): // the error depends on the moment
-		return unreachable("closes the connection: the node shuts down or restarts its API; try again")
+		return exitf(codeUnreachable, "closes the connection: the node shuts down or restarts its API; try again")
 	case op != nil && op.Op == "dial":
-		return unreachable("connect to %s: %w", address, op.Err)
+		return exitf(codeUnreachable, "connect to %s: %w", address, op.Err)
 	case broken(err):
-		return unreachable("the connection to %s broke (%w): the node shuts down or restarts its API; try again", address, innermost(err))
+		return exitf(codeUnreachable, "the connection to %s broke (%w): the node shuts down or restarts its API; try again", address, innermost(err))
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/garboard-os/garboard/api/client"
 	apiv1 "github.com/garboard-os/garboard/api/garboardv1"
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 )
 
 // absolute checks a path on a node. Nodes have no working directory.
@@ -49,18 +48,12 @@ func (a *app) ls(ctx context.Context, r *apiv1.ListFilesRequest, long bool) erro
 	if long {
 		head = []string{"NODE", "MODE", "UID", "GID", "SIZE", "MODIFIED", "NAME"}
 	}
-	var rows [][]string
-	var documents []*yaml.Node
-	for _, n := range answers {
-		for _, f := range n.value {
-			documents = append(documents, document(n.node, f))
-			if f.Error != "" && a.output == "table" {
-				fmt.Fprintf(a.err, "%s: %s: %s\n", n.node, f.Name, f.Error)
-			}
-			rows = append(rows, fileRow(n.node, f, long))
+	return errors.Join(showItems(a, answers, head, func(node string, f *apiv1.FileInfo) []string {
+		if f.Error != "" && a.output == "table" {
+			fmt.Fprintf(a.err, "%s: %s: %s\n", node, f.Name, f.Error)
 		}
-	}
-	return errors.Join(a.showTable(documents, false, head, rows, len(answers) > 0), failed)
+		return fileRow(node, f, long)
+	}), failed)
 }
 
 func fileRow(node string, f *apiv1.FileInfo, long bool) []string {

@@ -188,7 +188,7 @@ func (f *follower) outcome() error {
 	if f.last.State == apiv1.Operation_STATE_DONE || f.last.Ended == nil {
 		return nil
 	}
-	return &exitError{codeFailed, fmt.Errorf("%s %s: %s", f.id, operationState(f.last), here(f.node, f.last.Error))}
+	return exitf(codeFailed, "%s %s: %s", f.id, operationState(f.last), here(f.node, f.last.Error))
 }
 
 // followError is the error if an operation can't be followed any longer.

@@ -64,7 +64,7 @@ func (g *generator) write(outputs ...output) error {
 		}
 	}
 	if len(existing) > 0 {
-		return &exitError{codeRefused, fmt.Errorf("nothing was written, because these files exist: %s\nmove them away, or overwrite them with --force", strings.Join(existing, ", "))}
+		return exitf(codeRefused, "nothing was written, because these files exist: %s\nmove them away, or overwrite them with --force", strings.Join(existing, ", "))
 	}
 	for _, o := range outputs {
 		if err := os.MkdirAll(filepath.Dir(o.path), outputDirMode); err != nil {
@@ -124,7 +124,7 @@ func (g *generator) secrets(from string) (*config.Secrets, error) {
 	}
 	s, err := config.KubernetesSecrets(os.DirFS(from), g.now())
 	if err != nil {
-		return nil, &exitError{codeRefused, fmt.Errorf("secrets from %s:\n%w", from, err)}
+		return nil, exitf(codeRefused, "secrets from %s:\n%w", from, err)
 	}
 	return s, nil
 }

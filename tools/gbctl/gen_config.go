@@ -135,7 +135,7 @@ func (g *generator) clusterSecrets(o *configFlags) (*config.Secrets, error) {
 		pair config.CertKey
 	}{{"cluster.ca", s.KubernetesCA}, {"cluster.etcd.ca", s.EtcdCA}} {
 		if cert, err := pki.ParseCert(ca.pair.Crt); err == nil && cert.PublicKeyAlgorithm != x509.RSA {
-			return nil, &exitError{codeRefused, fmt.Errorf("%s: %s is %s; --compat=%s needs RSA", o.withSecrets, ca.path, cert.PublicKeyAlgorithm, compatSelfHosted)}
+			return nil, exitf(codeRefused, "%s: %s is %s; --compat=%s needs RSA", o.withSecrets, ca.path, cert.PublicKeyAlgorithm, compatSelfHosted)
 		}
 	}
 	return s, nil
@@ -185,7 +185,7 @@ func (o *configFlags) document(file string, typ config.MachineType) ([]byte, err
 		patched, err = patch.Apply(patched, patches[i])
 	}
 	if err != nil {
-		return nil, &exitError{codeRefused, fmt.Errorf("%s: %w", file, err)}
+		return nil, exitf(codeRefused, "%s: %w", file, err)
 	}
 	if !bytes.Equal(text, patched) {
 		c, _, err := config.Load(file+", patched", patched)

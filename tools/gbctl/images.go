@@ -17,7 +17,6 @@ import (
 	"github.com/garboard-os/garboard/qemu/network/registry"
 	"github.com/garboard-os/garboard/tools/gbctl/imagebundle"
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 )
 
 func (a *app) imagesCommand() *cobra.Command {
@@ -194,26 +193,20 @@ func (a *app) verifyImages(ctx context.Context, r *apiv1.CheckImagesRequest) err
 	answers, failed := gather(ctx, a, func(ctx context.Context, c *client.Client) ([]*apiv1.ImageCheck, error) {
 		return receiveAll(ctx, c.Image.Check, r)
 	})
-	var rows [][]string
-	var documents []*yaml.Node
 	all, missing := 0, 0
-	for _, n := range answers {
-		for _, i := range n.value {
-			all++
-			state, detail := "can be pulled", shortDigest(i.Digest)
-			switch {
-			case i.Error != "":
-				missing++
-				state, detail = "can't be had", i.Error
-			case i.Here:
-				state = "is there"
-			}
-			rows = append(rows, []string{n.node, i.Image, state, detail})
-			documents = append(documents, document(n.node, i))
+	err := showItems(a, answers, []string{"NODE", "IMAGE", "STATE", "DIGEST"}, func(node string, i *apiv1.ImageCheck) []string {
+		all++
+		state, detail := "can be pulled", shortDigest(i.Digest)
+		switch {
+		case i.Error != "":
+			missing++
+			state, detail = "can't be had", i.Error
+		case i.Here:
+			state = "is there"
 		}
-	}
-	err := errors.Join(a.showTable(documents, false, []string{"NODE", "IMAGE", "STATE", "DIGEST"}, rows, len(answers) > 0), failed)
-	if missing > 0 {
+		return []string{node, i.Image, state, detail}
+	})
+	if err = errors.Join(err, failed); missing > 0 {
 		err = errors.Join(err, fmt.Errorf("%d of %d images can't be had", missing, all))
 	}
 	return err

@@ -8,7 +8,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -30,7 +29,7 @@ func run() int {
 	root := a.rootCommand()
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !a.running && !errors.As(err, new(*exitError)) {
-		err = &exitError{codeUsage, fmt.Errorf("%w\n'%s --help' shows the usage", err, cmd.CommandPath())}
+		err = exitf(codeUsage, "%w\n'%s --help' shows the usage", err, cmd.CommandPath())
 	}
 	return a.finish(ctx, err)
 }
@@ -80,7 +79,7 @@ func (a *app) rootCommand() *cobra.Command {
 	addTo(root, groupInspect, a.doctorCommand(), a.metricsCommand(), a.supportCommand(), a.dashboardCommand(), a.rebootsCommand(), a.netcheckCommand(), a.pcapCommand())
 	addTo(root, groupConfig, a.applyConfigCommand("apply-config"), ofMachineConfig("apply", a.applyConfigCommand), a.editCommand(), ofMachineConfig("patch", a.patchCommand), a.configCommand())
 	addTo(root, groupOperate, a.bootstrapCommand(), a.etcdCommand(), a.operationCommand(), a.kubeconfigCommand(), a.tokenCommand(), a.recoveryKeyCommand(), a.unlockCommand(), a.resetCommand(), a.encryptCommand(), a.attestCommand(), a.upgradeK8sCommand(), a.convertK8sCommand(), a.rotateCACommand(), a.readdressCommand(), a.setEndpointCommand())
-	addTo(root, groupOperate, a.restartCommands()...)
+	addTo(root, groupOperate, ofEach(restarts, a.restartCommand)...)
 	addTo(root, groupClient, manCommand(), genCommand(), a.validateCommand(), a.schemaCommand(), a.mediaCommand(), a.imageCommand(), a.clusterCommand())
 	root.SetHelpCommandGroupID(groupClient)
 	root.SetCompletionCommandGroupID(groupClient)

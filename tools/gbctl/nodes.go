@@ -184,7 +184,7 @@ func (a *app) targets(ctx context.Context) ([]string, error) {
 		}
 		endpoint, err := c.Answering(ctx, endpoints)
 		if err != nil {
-			return nil, &exitError{codeUnreachable, fmt.Errorf("no endpoint answers:\n%w", err)}
+			return nil, exitf(codeUnreachable, "no endpoint answers:\n%w", err)
 		}
 		nodes = []string{endpoint}
 	}
@@ -265,7 +265,7 @@ func (a *app) dial(node string) (*client.Client, error) {
 	}
 	n, err := client.Dial(c, node)
 	if err != nil { // only if there is no usable certificate
-		return nil, &exitError{codeDenied, fmt.Errorf("%w (%s)", err, a.contextLabel())}
+		return nil, exitf(codeDenied, "%w (%s)", err, a.contextLabel())
 	}
 	if a.command != "" {
 		noWorker(n, "'%s' is for control planes; name one with -n. If %s is one, another machine answers in its place", a.command, node)
@@ -430,7 +430,7 @@ func (a *app) rolling(ctx context.Context, dryRun bool, call func(context.Contex
 			continue
 		}
 		if !dryRun && failed >= 0 {
-			errs[i] = &exitError{exitCode(errs[failed]), fmt.Errorf("nothing was done, because %s failed", nodes[failed])}
+			errs[i] = exitf(exitCode(errs[failed]), "nothing was done, because %s failed", nodes[failed])
 		} else if errs[i] = a.withClient(ctx, node, call); errs[i] != nil {
 			failed = i
 		}

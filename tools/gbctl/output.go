@@ -238,6 +238,18 @@ func showRows[M proto.Message](a *app, answers []answer[M], head []string, rows 
 	return a.showTable(documents(answers), true, append([]string{"NODE"}, head...), all, len(answers) > 0)
 }
 
+// showItems prints answers with several items each, of which each is a row, or a document.
+func showItems[M proto.Message](a *app, answers []answer[[]M], head []string, row func(node string, item M) []string) error {
+	var rows [][]string
+	var documents []*yaml.Node
+	for _, n := range answers {
+		for _, item := range n.value {
+			rows, documents = append(rows, row(n.node, item)), append(documents, document(n.node, item))
+		}
+	}
+	return a.showTable(documents, false, head, rows, len(answers) > 0)
+}
+
 // showBlocks prints answers as blocks of lines, with an empty line between, or as documents.
 func showBlocks[M proto.Message](a *app, answers []answer[M], failed error, block func(node string, m M) error) error {
 	if len(answers) == 0 {

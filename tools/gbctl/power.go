@@ -92,13 +92,6 @@ var restarts = []restart{
 	}},
 }
 
-func (a *app) restartCommands() (all []*cobra.Command) {
-	for _, r := range restarts {
-		all = append(all, a.restartCommand(r))
-	}
-	return all
-}
-
 func (a *app) restartCommand(r restart) *cobra.Command {
 	var f powerFlags
 	if r.wait {

@@ -72,7 +72,7 @@ func (a *app) health(ctx context.Context, wait time.Duration) error {
 		if cause == nil || time.Until(deadline) < pollInterval {
 			return a.showHealth(answers, failed)
 		}
-		retries.print(a.err, cause)
+		retries.print(a.notes(), cause)
 		if err := pause(ctx, pollInterval); err != nil {
 			return err
 		}

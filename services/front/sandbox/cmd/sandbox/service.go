@@ -192,7 +192,7 @@ func serviceMounts(spec serviceSpec) (root, state string, err error) {
 }
 
 // serviceSpec is everything that one sandboxed service needs to run. Package
-// sandboxed of this module writes it; the two agree by this text, strictly.
+// sandbox of this module writes it; the two agree by this text, strictly.
 type serviceSpec struct {
 	// ID names the service: letters, digits and -_+. only.
 	ID string `json:"id"`

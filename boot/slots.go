@@ -108,8 +108,7 @@ func (p Param) Set() bool {
 
 // Line are the kernel arguments with which a boot loader starts the system in a slot.
 func (s *Slots) Line(name string) string {
-	slot, _ := s.Of(name)
-	args := append(slices.Clone(slot.Args), ParamSlot+"="+name)
+	args := append(slices.Clone(s.Of(name).Args), ParamSlot+"="+name)
 	if trial := s.Trial(name); trial != "" {
 		args = append(args, trial)
 	}
@@ -123,8 +122,7 @@ func (s *Slots) Trial(name string) string {
 		return ""
 	case s.Alone():
 		return ParamTrial + "=" + TrialAlone
-	}
-	if slot, err := s.Of(name); err == nil && slot.Back {
+	case s.Of(name).Back:
 		return ParamTrial + "=" + TrialBack
 	}
 	return ParamTrial
@@ -133,18 +131,15 @@ func (s *Slots) Trial(name string) string {
 // SlotsKey is the key of the slots in META.
 var SlotsKey = meta.Key[Slots]{Name: "slots"}
 
-// FloorKey is the key of the highest release that was healthy on the machine: a lower one is taken only on request. A
-// reset removes it with the rest of META.
+// FloorKey is the key of the highest release that was healthy on the machine, if any was: a lower one is taken only on
+// request. A reset removes it with the rest of META.
 var FloorKey = meta.Key[string]{Name: "release-floor"}
 
 // ReadSlots takes a META without slots for two empty ones.
 func ReadSlots(c meta.Change) (Slots, error) {
 	slots, err := SlotsKey.In(c)
-	if errors.Is(err, meta.ErrNotFound) {
-		err = nil
-	}
 	for _, name := range SlotNames {
-		if slot, _ := slots.Of(name); slot.State == "" {
+		if slot := slots.Of(name); slot.State == "" {
 			slot.State = SlotEmpty
 		}
 	}
@@ -161,9 +156,9 @@ func ChangeSlots(c meta.Change, change func(slots *Slots) error) (Slots, error) 
 	if err != nil {
 		return slots, err
 	}
-	floor, err := Floor(c)
+	floor, err := FloorKey.In(c)
 	for _, name := range SlotNames {
-		if slot, _ := slots.Of(name); err == nil && slot.State == SlotGood && semver.Compare(slot.Version, floor) > 0 {
+		if slot := slots.Of(name); err == nil && slot.State == SlotGood && semver.Compare(slot.Version, floor) > 0 {
 			floor = slot.Version
 			err = FloorKey.Put(c, floor)
 		}
@@ -171,27 +166,18 @@ func ChangeSlots(c meta.Change, change func(slots *Slots) error) (Slots, error) 
 	return slots, errors.Join(err, SlotsKey.Put(c, slots))
 }
 
-// Floor is the value of FloorKey; "": no release was healthy yet.
-func Floor(c meta.Change) (string, error) {
-	floor, err := FloorKey.In(c)
-	if errors.Is(err, meta.ErrNotFound) {
-		return "", nil
-	}
-	return floor, err
-}
-
 // ErrOnlyGood refuses a change after which no slot would have a system that is known to work.
 var ErrOnlyGood = errors.New("it is the only slot with a system that is known to work")
 
-// Of is the slot with a name.
-func (s *Slots) Of(name string) (*Slot, error) {
+// Of is the slot with a name; for another name, it is an empty one that nobody keeps.
+func (s *Slots) Of(name string) *Slot {
 	switch name {
 	case "A":
-		return &s.A, nil
+		return &s.A
 	case "B":
-		return &s.B, nil
+		return &s.B
 	}
-	return nil, fmt.Errorf("slot %q: there are A and B", name)
+	return &Slot{State: SlotEmpty}
 }
 
 // other is the name of the other slot.
@@ -205,15 +191,12 @@ func other(name string) string {
 // Alone reports whether no system is known to work: nothing can be gone back to.
 func (s *Slots) Alone() bool { return !s.good("A") && !s.good("B") }
 
-func (s *Slots) good(name string) bool {
-	slot, err := s.Of(name)
-	return err == nil && slot.State == SlotGood
-}
+func (s *Slots) good(name string) bool { return s.Of(name).State == SlotGood }
 
 // Next is the slot that boots next; "" if no slot has a system.
 func (s *Slots) Next() string {
 	for _, name := range SlotNames {
-		if slot, _ := s.Of(name); slot.State == SlotTrying && slot.Tries > 0 {
+		if slot := s.Of(name); slot.State == SlotTrying && slot.Tries > 0 {
 			return name
 		}
 	}
@@ -222,7 +205,7 @@ func (s *Slots) Next() string {
 	}
 	for _, state := range []SlotState{SlotGood, SlotTrying} { // a trying one without a try: there is no other
 		for _, name := range SlotNames {
-			if slot, _ := s.Of(name); slot.State == state {
+			if slot := s.Of(name); slot.State == state {
 				return name
 			}
 		}
@@ -246,10 +229,7 @@ func (s *Slots) Target(running string) string {
 // loaders know it, they start the former system of the slot, if it was on trial (Found); nothing is written before they
 // know.
 func (s *Slots) Write(name string, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil {
-		return err
-	}
+	slot := s.Of(name)
 	if slot.State == SlotGood && !s.good(other(name)) {
 		return fmt.Errorf("write slot %s: %w", name, ErrOnlyGood)
 	}
@@ -263,10 +243,7 @@ func (s *Slots) Write(name string, now time.Time) error {
 // Written records that a slot has a complete system, which boots next. If the power fails before the boot loaders know
 // it, the running system boots again, and makes them follow.
 func (s *Slots) Written(name string, system Slot, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil {
-		return err
-	}
+	slot := s.Of(name)
 	if slot.State != SlotEmpty {
 		return fmt.Errorf("slot %s is %s: nothing was written to it", name, slot.State)
 	}
@@ -279,9 +256,9 @@ func (s *Slots) Written(name string, system Slot, now time.Time) error {
 // this can't be written any more, the other slot boots next all the same. Without tries left, it becomes bad here: a
 // boot loader that doesn't count has started it again.
 func (s *Slots) Booted(name string, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil || slot.State != SlotTrying {
-		return err
+	slot := s.Of(name)
+	if slot.State != SlotTrying {
+		return nil
 	}
 	if slot.Tries == 0 {
 		return s.Fail(name, "it booted again before it was healthy", now)
@@ -294,10 +271,7 @@ func (s *Slots) Booted(name string, now time.Time) error {
 // that this one has failed. If it fails before the boot loaders know it, the former one boots, finds this one good, and
 // has them follow: the next boot is of this one.
 func (s *Slots) Prove(name, reason string, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil {
-		return err
-	}
+	slot := s.Of(name)
 	switch slot.State {
 	case SlotGood:
 		return nil
@@ -316,9 +290,12 @@ func (s *Slot) become(state SlotState, reason string, now time.Time) {
 // Found records the system that runs in a slot of which nothing is known: META was wiped, or the power went before the
 // boot loader knew that the slot would be written to. In the second case, the boot loader has started it on trial.
 func (s *Slots) Found(name string, system Slot, trial bool, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil || slot.State != "" && slot.State != SlotEmpty {
-		return err
+	slot := s.Of(name)
+	switch {
+	case !slices.Contains(SlotNames[:], name):
+		return fmt.Errorf("slot %q: there are A and B", name)
+	case slot.State != "" && slot.State != SlotEmpty:
+		return nil
 	}
 	system.State, system.Since, system.Reason = SlotGood, now, "it was found running"
 	if trial {
@@ -334,9 +311,9 @@ func (s *Slots) Found(name string, system Slot, trial bool, now time.Time) error
 // have another cause. Where this can't be written, the boot loader starts the good one all the same, which then records
 // the failure. A system that is alone boots again.
 func (s *Slots) Fail(name, reason string, now time.Time) error {
-	slot, err := s.Of(name)
-	if err != nil || slot.State != SlotTrying {
-		return err
+	slot := s.Of(name)
+	if slot.State != SlotTrying {
+		return nil
 	}
 	if !s.good(other(name)) {
 		return fmt.Errorf("slot %s has failed (%s), and boots again: there is no good one", name, reason)
@@ -351,24 +328,17 @@ func (s *Slots) Fail(name, reason string, now time.Time) error {
 // power fails. A running system on trial fails by it.
 func (s *Slots) Rollback(running, reason string, excused []string, now time.Time) error {
 	to := other(running)
-	slot, err := s.Of(to)
-	if err != nil {
-		return err
-	}
-	switch {
+	switch from, slot := s.Of(running), s.Of(to); {
 	case slot.State == SlotTrying && slot.Back && slot.Tries > 0:
 		return nil
 	case slot.State != SlotGood:
 		return fmt.Errorf("roll back to slot %s: it is %s", to, slot.State)
-	}
-	switch from, err := s.Of(running); {
-	case err != nil:
-		return err
 	case from.State == SlotTrying:
 		return s.Fail(running, reason, now)
 	case from.State != SlotGood:
 		return fmt.Errorf("roll back from slot %s: it is %s", running, from.State)
 	}
+	slot := s.Of(to)
 	slot.become(SlotTrying, reason, now)
 	slot.Tries, slot.Excused, slot.Kubernetes, slot.Back = SlotTries, excused, true, true
 	s.Choice = running
@@ -376,25 +346,18 @@ func (s *Slots) Rollback(running, reason string, excused []string, now time.Time
 }
 
 // Stay takes a rollback back, before the other system has booted: it is as good as it was.
-func (s *Slots) Stay(running string, now time.Time) error {
-	slot, err := s.Of(other(running))
-	if err == nil && slot.State == SlotTrying && slot.Back && slot.Tries > 0 {
+func (s *Slots) Stay(running string, now time.Time) {
+	if slot := s.Of(other(running)); slot.State == SlotTrying && slot.Back && slot.Tries > 0 {
 		slot.become(SlotGood, "a rollback to it was called off", now)
 	}
-	return err
 }
 
 // Unproven reports whether the system in a slot hasn't proved itself yet.
-func (s *Slots) Unproven(name string) bool {
-	slot, err := s.Of(name)
-	return err == nil && slot.State == SlotTrying
-}
+func (s *Slots) Unproven(name string) bool { return s.Of(name).State == SlotTrying }
 
 // Outcome is what has become of a new system, as far as it is known: it is good and runs, or why it doesn't.
 func (s *Slots) Outcome(name, running string) (good bool, err error) {
-	slot, err := s.Of(name)
-	switch {
-	case err != nil:
+	switch slot := s.Of(name); {
 	case name == running && (slot.State == SlotGood || slot.State == SlotTrying):
 		return slot.State == SlotGood, nil
 	case slot.State == SlotTrying && slot.Tries > 0:

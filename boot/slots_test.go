@@ -97,8 +97,7 @@ func TestOneSlotStaysGood(t *testing.T) {
 			if !s.good("A") && !s.good("B") {
 				rt.Fatalf("no slot is good: %+v", s)
 			}
-			next, err := s.Of(s.Next())
-			if err != nil || next.State != SlotGood && next.State != SlotTrying {
+			if next := s.Of(s.Next()); next.State != SlotGood && next.State != SlotTrying {
 				rt.Fatalf("%q boots next: %+v", s.Next(), s)
 			}
 		}

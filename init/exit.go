@@ -227,12 +227,11 @@ func (p *pid1) revert(r request) error {
 	if !there || !r.failed {
 		return nil
 	}
-	store, file, err := p.openMeta()
+	path, err := p.findMeta()
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	return store.Update(func(c meta.Change) error {
+	return meta.Use(path, func(c meta.Change) error {
 		slots, err := boot.SlotsKey.In(c)
 		if err != nil || !slots.Unproven(slot) {
 			return err

@@ -36,25 +36,18 @@ func TestUnprovenBootReverts(t *testing.T) {
 			if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			s, f, err := meta.OpenFile(path)
-			if !errors.Is(err, meta.ErrEmpty) {
-				t.Fatal(err)
-			}
 			slots := boot.Slots{A: boot.Slot{State: boot.SlotGood}, B: boot.Slot{State: c.b, Tries: 2}, Choice: "B"}
-			if err := errors.Join(s.Update(func(m meta.Change) error { return boot.SlotsKey.Put(m, slots) }), f.Close()); err != nil {
+			if err := meta.Use(path, func(m meta.Change) error { return boot.SlotsKey.Put(m, slots) }); err != nil {
 				t.Fatal(err)
 			}
 			p, _ := newTestPID1(boot.Machine)
 			p.cmdline = boot.ParseCmdline(c.cmdline)
-			p.openMeta = func() (*meta.Store, *os.File, error) { return meta.OpenFile(path) }
+			p.findMeta = func() (string, error) { return path, nil }
 			for _, ph := range p.orderlyPhases(c.r, nil, nil)[1:2] {
 				p.do(ph)
 			}
-			if s, f, err = meta.OpenFile(path); err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if slots, err = boot.SlotsKey.Get(s); err != nil || slots.Next() != c.next {
+			err := meta.Use(path, func(m meta.Change) (err error) { slots, err = boot.SlotsKey.In(m); return err })
+			if err != nil || slots.Next() != c.next {
 				t.Errorf("%q boots next: %+v, %v", slots.Next(), slots, err)
 			}
 			if c.next == "A" && (slots.B.State != boot.SlotBad || slots.B.Reason != "no node") {

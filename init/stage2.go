@@ -61,11 +61,10 @@ type pid1 struct {
 	heartbeat chan chan struct{}   // the watchdog sends, the main loop answers
 	watchdog  *watchdog            // nil in a container
 
-	prepare []step                               // before the node is created
-	newNode func(services.Options) (node, error) // services.NewNode
-	leave   func(intent) error                   // the last step: reboot(2)
-	// openMeta opens partition META.
-	openMeta func() (*meta.Store, *os.File, error)
+	prepare  []step                                                  // before the node is created
+	newNode  func(services.Options) (node, error)                    // services.NewNode
+	leave    func(intent) error                                      // the last step: reboot(2)
+	findMeta func() (string, error)                                  // the device of partition META
 	phases   func(request, context.CancelFunc, <-chan error) []phase // the phases of the exit
 }
 
@@ -83,7 +82,7 @@ func stage2(mode boot.Mode) {
 		heartbeat: make(chan chan struct{}),
 		newNode:   func(o services.Options) (node, error) { return services.NewNode(o) },
 		leave:     leaveFor(mode),
-		openMeta:  func() (*meta.Store, *os.File, error) { return meta.Find("/sys/class/block", "/dev") },
+		findMeta:  func() (string, error) { return meta.Find("/sys/class/block", "/dev") },
 	}
 	p.useLogs(logs.New(logs.Plain(os.Stdout)))
 	if mode == boot.Machine {

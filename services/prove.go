@@ -158,9 +158,8 @@ func (n *Node) unproven(system proving) (running boot.Slot, waiting []string) {
 	all, err := system.Get()
 	if err != nil {
 		waiting = []string{err.Error()}
-	} else if slot, err := all.Of(system.Running()); err == nil {
-		running = *slot
 	}
+	running = *all.Of(system.Running())
 	if running.State == boot.SlotGood {
 		return running, nil
 	}

@@ -138,7 +138,7 @@ func (p Partition) Start(slots boot.Slots) error {
 	}
 	trying, choice := "", slots.Choice
 	for _, name := range boot.SlotNames {
-		slot, _ := slots.Of(name)
+		slot := slots.Of(name)
 		if slot.State == boot.SlotEmpty || slot.State == "" {
 			if err := p.Clear(name); err != nil {
 				return err

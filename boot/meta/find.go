@@ -11,31 +11,28 @@ import (
 // Label is the name of the partition.
 const Label = "META"
 
-// Find opens the store of the machine: the partition named META that has Garboard's
-// values. Partitions of another system may have that name, too. sys is /sys/class/block,
-// and dev /dev. The error is ErrEmpty if there is none; the caller closes the file.
-func Find(sys, dev string) (*Store, *os.File, error) {
+// Find is the device of the machine's partition: the one named META that has Garboard's values. Partitions of another
+// system may have that name, too. sys is /sys/class/block, and dev /dev. The error is ErrEmpty if there is none.
+func Find(sys, dev string) (string, error) {
 	partitions, err := filepath.Glob(filepath.Join(sys, "*", "uevent"))
 	if err != nil {
-		return nil, nil, err
+		return "", err
 	}
 	err = ErrEmpty
-	for _, path := range partitions {
-		if !named(path, Label) {
+	for _, at := range partitions {
+		if !named(at, Label) {
 			continue
 		}
-		s, f, found := OpenFile(filepath.Join(dev, filepath.Base(filepath.Dir(path))))
-		if found == nil {
-			return s, f, nil
+		path := filepath.Join(dev, filepath.Base(filepath.Dir(at)))
+		unread := open(path, func(device Device, size int64) error { _, err := load(device, size); return err })
+		if unread == nil {
+			return path, nil
 		}
-		if f != nil {
-			f.Close()
-		}
-		if !errors.Is(found, ErrEmpty) {
-			err = found
+		if !errors.Is(unread, ErrEmpty) {
+			err = unread
 		}
 	}
-	return nil, nil, err
+	return "", err
 }
 
 // named reports whether a partition has the label (the kernel's uevent file: PARTNAME=META).

@@ -58,8 +58,6 @@ var (
 	ErrEmpty = errors.New("META has no values")
 	// ErrNewer is returned for values of a newer release.
 	ErrNewer = errors.New("META was written by a newer release")
-	// ErrNotFound is returned for a key that isn't there.
-	ErrNotFound = errors.New("no such key in META")
 )
 
 // Device is a partition, or a file in tests.
@@ -69,84 +67,52 @@ type Device interface {
 	Sync() error
 }
 
-// mu guards the fields of all stores, and is held over every change of a partition: a process may have several stores
-// of one, and each begins with what the others have written.
+// mu is held over every change of a partition.
 var mu sync.Mutex
 
-// Store is the values of a partition.
-type Store struct {
-	device Device
-	half   int64 // start of the second copy
-
+// content is that of a partition.
+type content struct {
 	values map[string]json.RawMessage
 	seq    uint64
-	next   int // the copy that the next write replaces: 0 or 1
+	next   int64 // where the copy is that the next write replaces
 }
 
-// Open reads the values of a partition of this size in bytes. The store can be
-// used despite ErrEmpty: it then has no values.
-func Open(device Device, size int64) (*Store, error) {
+// load reads a partition of this size in bytes. With ErrEmpty, it can be written to all the same.
+func load(device Device, size int64) (c content, err error) {
 	if size < smallest {
-		return nil, fmt.Errorf("META has %d bytes, and needs %d", size, smallest)
+		return c, fmt.Errorf("META has %d bytes, and needs %d", size, smallest)
 	}
-	s := &Store{device: device, half: size / 2 / sector * sector}
-	err := s.load()
-	if err != nil && !errors.Is(err, ErrEmpty) {
-		return nil, err
-	}
-	return s, err
-}
-
-// load reads what the partition has by now.
-func (s *Store) load() error {
-	s.values, s.seq, s.next = map[string]json.RawMessage{}, 0, 0
-	found := false
-	var newer error
-	for i := range 2 {
-		h, values, err := s.read(i)
+	err = ErrEmpty
+	half := size / 2 / sector * sector
+	for _, at := range []int64{0, half} {
+		h, values, unread := read(device, at)
 		switch {
-		case errors.Is(err, ErrNewer):
-			newer = err
-		case errors.Is(err, errDamaged):
-		case err != nil:
-			return err
-		case !found || h.Seq > s.seq:
-			found, s.values, s.seq, s.next = true, values, h.Seq, 1-i
+		case errors.Is(unread, ErrEmpty):
+		case unread != nil:
+			return c, unread
+		case err != nil || h.Seq > c.seq:
+			c, err = content{values, h.Seq, half - at}, nil
 		}
 	}
-	if newer != nil {
-		return newer
-	}
-	if !found {
-		return ErrEmpty
-	}
-	return nil
+	return c, err
 }
 
-// errDamaged is returned for something that isn't a complete copy.
-var errDamaged = errors.New("it isn't a whole copy")
-
-func (s *Store) read(i int) (h header, values map[string]json.RawMessage, err error) {
+// read reads a copy. The error is ErrEmpty for something that isn't a complete one.
+func read(device Device, at int64) (h header, values map[string]json.RawMessage, err error) {
 	data := make([]byte, headerSize+MaxSize)
-	if n, err := s.device.ReadAt(data, int64(i)*s.half); err != nil && (!errors.Is(err, io.EOF) || n < headerSize) {
+	if n, err := device.ReadAt(data, at); err != nil && (!errors.Is(err, io.EOF) || n < headerSize) {
 		return h, nil, fmt.Errorf("read META: %w", err)
 	}
 	if err := binary.Read(bytes.NewReader(data), binary.BigEndian, &h); err != nil {
 		return h, nil, err
 	}
 	switch {
-	case h.Magic != magic || h.Length > MaxSize:
-		return h, nil, errDamaged
-	case sum(h, data[headerSize:headerSize+h.Length]) != h.Sum:
-		return h, nil, errDamaged
+	case h.Magic != magic || h.Length > MaxSize || sum(h, data[headerSize:headerSize+h.Length]) != h.Sum:
+		return h, nil, ErrEmpty
 	case h.Version > version:
 		return h, nil, fmt.Errorf("%w: format %d, and this release has %d", ErrNewer, h.Version, version)
-	}
-	if err := json.Unmarshal(data[headerSize:headerSize+h.Length], &values); err != nil {
-		return h, nil, errDamaged
-	}
-	if values == nil {
-		values = map[string]json.RawMessage{}
+	case json.Unmarshal(data[headerSize:headerSize+h.Length], &values) != nil:
+		return h, nil, ErrEmpty
 	}
 	return h, values, nil
 }
@@ -162,71 +128,55 @@ func sum(h header, values []byte) [sha256.Size]byte {
 // Change is a set of new values that are written together.
 type Change struct{ values map[string]json.RawMessage }
 
-// Update calls change with the values. If it returns no error, Update writes them, unless they are the same: who only
-// reads mustn't undo what another one writes. After Update they are on the disk; after an error, the old ones still
-// are.
-func (s *Store) Update(change func(c Change) error) error {
+// Update calls change with the values of a partition of this size in bytes. If it returns no error, Update writes them,
+// unless they are the same: who only reads mustn't undo what another one writes. After Update they are on the disk; after
+// an error, these or the old ones.
+func Update(device Device, size int64, change func(c Change) error) error {
 	mu.Lock()
 	defer mu.Unlock()
-	if err := s.load(); err != nil && !errors.Is(err, ErrEmpty) {
+	was, err := load(device, size)
+	if err != nil && !errors.Is(err, ErrEmpty) {
 		return err
 	}
-	c := Change{make(map[string]json.RawMessage, len(s.values))}
-	maps.Copy(c.values, s.values)
-	if err := change(c); err != nil || maps.EqualFunc(c.values, s.values, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+	c := Change{map[string]json.RawMessage{}}
+	maps.Copy(c.values, was.values)
+	if err := change(c); err != nil || maps.EqualFunc(c.values, was.values, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 		return err
 	}
-	if err := s.write(c.values); err != nil {
-		return err
-	}
-	s.values = c.values
-	return nil
-}
-
-func (s *Store) write(values map[string]json.RawMessage) error {
-	text, err := json.Marshal(values)
+	text, err := json.Marshal(c.values)
 	if err != nil {
 		return err
 	}
 	if len(text) > MaxSize {
 		return fmt.Errorf("write META: %d bytes are more than %d", len(text), MaxSize)
 	}
-	h := header{Magic: magic, Version: version, Length: uint32(len(text)), Seq: s.seq + 1}
+	h := header{Magic: magic, Version: version, Length: uint32(len(text)), Seq: was.seq + 1}
 	h.Sum = sum(h, text)
 	var data bytes.Buffer
 	_ = binary.Write(&data, binary.BigEndian, h)
 	data.Write(text)
 	data.Write(make([]byte, (sector-data.Len()%sector)%sector)) // whole sectors, so that the disk need not read first
-	if _, err := s.device.WriteAt(data.Bytes(), int64(s.next)*s.half); err != nil {
+	if _, err = device.WriteAt(data.Bytes(), was.next); err == nil {
+		err = device.Sync()
+	}
+	if err != nil {
 		return fmt.Errorf("write META: %w", err)
 	}
-	if err := s.device.Sync(); err != nil {
-		return fmt.Errorf("write META: %w", err)
-	}
-	s.seq, s.next = h.Seq, 1-s.next
 	return nil
 }
 
 // Key is the name of a value in the store, with the value's type.
 type Key[T any] struct{ Name string }
 
-// Get reads the value. The error is ErrNotFound if there is none.
-func (k Key[T]) Get(s *Store) (value T, err error) {
-	mu.Lock()
-	defer mu.Unlock()
-	return k.In(Change{s.values})
-}
-
-// In is Get within Update.
+// In reads the value; zero: there is none.
 func (k Key[T]) In(c Change) (value T, err error) {
-	text, there := c.values[k.Name]
-	if !there {
-		return value, fmt.Errorf("%w: %s", ErrNotFound, k.Name)
+	if text, there := c.values[k.Name]; there {
+		err = json.Unmarshal(text, &value)
 	}
-	if err := json.Unmarshal(text, &value); err != nil {
-		return value, fmt.Errorf("META: %s: %w", k.Name, err)
+	if err != nil {
+		err = fmt.Errorf("META: %s: %w", k.Name, err)
 	}
-	return value, nil
+	return value, err
 }
 
 // Put sets the value.
@@ -239,28 +189,19 @@ func (k Key[T]) Put(c Change, value T) error {
 	return nil
 }
 
-// Use is Update for the store of a partition's device, which may have no values yet.
+// Use is Update for a partition's device, or for a file.
 func Use(path string, change func(c Change) error) error {
-	s, f, err := OpenFile(path)
-	if s == nil {
-		return err
-	}
-	return errors.Join(s.Update(change), f.Close())
+	return open(path, func(device Device, size int64) error { return Update(device, size, change) })
 }
 
-// OpenFile opens the store of a partition's device, or of a file.
-func OpenFile(path string) (*Store, *os.File, error) {
+func open(path string, use func(device Device, size int64) error) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
+	if err == nil {
+		err = use(f, size)
 	}
-	s, err := Open(f, size)
-	if s == nil {
-		return nil, nil, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
-	}
-	return s, f, err
+	return errors.Join(err, f.Close())
 }

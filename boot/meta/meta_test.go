@@ -54,8 +54,30 @@ var (
 	counter = Key[int]{"counter"}
 )
 
-func put(s *Store, n int) error {
-	return s.Update(func(c Change) error {
+// store is a partition.
+type store struct {
+	device Device
+	size   int64
+}
+
+func reopen(device Device, size int64) (store, error) {
+	_, err := load(device, size)
+	return store{device, size}, err
+}
+
+func (s store) update(change func(c Change) error) error { return Update(s.device, s.size, change) }
+
+// number is the value of counter; -1: there is none.
+func (s store) number() (n int, err error) {
+	c, err := load(s.device, s.size)
+	if _, there := c.values[counter.Name]; !there {
+		return -1, err
+	}
+	return counter.In(Change{c.values})
+}
+
+func put(s store, n int) error {
+	return s.update(func(c Change) error {
 		return errors.Join(reason.Put(c, fmt.Sprintf("reason %d", n)), counter.Put(c, n))
 	})
 }
@@ -66,42 +88,39 @@ func TestValuesAreReadAgain(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	number := func() (n int, there bool) {
+		t.Helper()
+		err := Use(path, func(c Change) (err error) {
+			_, there = c.values[counter.Name]
+			n, err = counter.In(c)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n, there
+	}
 	for n := range 5 {
-		s, f, err := OpenFile(path)
-		if n == 0 != errors.Is(err, ErrEmpty) || n > 0 && err != nil {
-			t.Fatalf("open %d: %v", n, err)
+		if got, there := number(); there != (n > 0) || there && got != n-1 {
+			t.Errorf("%d, %v", got, there)
 		}
-		if n > 0 {
-			if got, err := counter.Get(s); err != nil || got != n-1 {
-				t.Errorf("%d, %v", got, err)
-			}
-		} else if _, err := counter.Get(s); !errors.Is(err, ErrNotFound) {
-			t.Error(err)
-		}
-		if err := put(s, n); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
+		err := Use(path, func(c Change) error {
+			return errors.Join(reason.Put(c, fmt.Sprintf("reason %d", n)), counter.Put(c, n))
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	s, f, err := OpenFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	before, err := os.ReadFile(path)
-	if err == nil {
-		err = s.Update(func(c Change) error { _, err := counter.In(c); return err })
-	}
+	number()
 	if after, readErr := os.ReadFile(path); err != nil || readErr != nil || !bytes.Equal(before, after) {
 		t.Errorf("reading has written: %v, %v", err, readErr)
 	}
-	if err := s.Update(func(c Change) error { counter.Delete(c); return nil }); err != nil {
+	if err := Use(path, func(c Change) error { counter.Delete(c); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := counter.Get(s); !errors.Is(err, ErrNotFound) {
-		t.Error(err)
+	if n, there := number(); there {
+		t.Error(n)
 	}
 }
 
@@ -110,7 +129,7 @@ func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		d := newDisk()
-		s, err := Open(d, size)
+		s, err := reopen(d, size)
 		if !errors.Is(err, ErrEmpty) {
 			rt.Fatal(err)
 		}
@@ -124,26 +143,24 @@ func TestPowerCut(t *testing.T) {
 		if err := put(s, last); err == nil {
 			rt.Fatal("it was written without power")
 		}
-		if got, err := counter.Get(s); err != nil || got != last-1 {
-			rt.Errorf("it has %d, %v", got, err)
-		}
 		d.cut, d.off = -1, false
-		s, err = Open(d, size)
+		s, err = reopen(d, size)
 		if err != nil {
 			rt.Fatal(err)
 		}
-		n, err := counter.Get(s)
-		text, err2 := reason.Get(s)
-		if err != nil || err2 != nil || n != last-1 && n != last || text != fmt.Sprintf("reason %d", n) {
-			rt.Fatalf("%d, %q, %v, %v", n, text, err, err2)
+		n, err := s.number()
+		c, err2 := load(d, size)
+		text, err3 := reason.In(Change{c.values})
+		if errors.Join(err, err2, err3) != nil || n != last-1 && n != last || text != fmt.Sprintf("reason %d", n) {
+			rt.Fatalf("%d, %q, %v", n, text, errors.Join(err, err2, err3))
 		}
 		if err := put(s, 99); err != nil {
 			rt.Fatal(err)
 		}
-		if s, err = Open(d, size); err != nil {
+		if s, err = reopen(d, size); err != nil {
 			rt.Fatal(err)
 		}
-		if n, err := counter.Get(s); err != nil || n != 99 {
+		if n, err := s.number(); err != nil || n != 99 {
 			rt.Errorf("%d, %v", n, err)
 		}
 	})
@@ -153,7 +170,7 @@ func TestPowerCut(t *testing.T) {
 func TestDamagedCopy(t *testing.T) {
 	t.Parallel()
 	d := newDisk()
-	s, _ := Open(d, size)
+	s, _ := reopen(d, size)
 	for n := range 2 {
 		if err := put(s, n); err != nil {
 			t.Fatal(err)
@@ -162,61 +179,31 @@ func TestDamagedCopy(t *testing.T) {
 	for at := range headerSize + 20 {
 		damaged := &disk{data: bytes.Clone(d.data), cut: -1}
 		damaged.data[size/2+at] ^= 0x10
-		s, err := Open(damaged, size)
+		s, err := reopen(damaged, size)
 		if err != nil {
 			t.Fatalf("byte %d: %v", at, err)
 		}
-		if n, err := counter.Get(s); err != nil || n != 0 {
+		if n, err := s.number(); err != nil || n != 0 {
 			t.Errorf("byte %d: %d, %v", at, n, err)
 		}
 	}
 }
 
-// Two stores of one partition keep what the other one has written.
-func TestTwoStores(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "meta")
-	if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	one, f, err := OpenFile(path)
-	if !errors.Is(err, ErrEmpty) {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := Use(path, func(c Change) error { return reason.Put(c, "of the other one") }); err != nil {
-		t.Fatal(err)
-	}
-	if err := one.Update(func(c Change) error { return counter.Put(c, 1) }); err != nil {
-		t.Fatal(err)
-	}
-	if err := Use(path, func(c Change) error {
-		text, err := reason.In(c)
-		n, err2 := counter.In(c)
-		if text != "of the other one" || n != 1 {
-			t.Errorf("META has %q and %d", text, n)
-		}
-		return errors.Join(err, err2)
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestWhatIsNotTaken(t *testing.T) {
 	t.Parallel()
-	if _, err := Open(newDisk(), smallest-1); err == nil {
+	if _, err := reopen(newDisk(), smallest-1); err == nil {
 		t.Error("a partition that is too small is taken")
 	}
 	d := newDisk()
-	s, _ := Open(d, size)
-	if err := s.Update(func(c Change) error { return reason.Put(c, string(make([]byte, MaxSize))) }); err == nil {
+	s, _ := reopen(d, size)
+	if err := s.update(func(c Change) error { return reason.Put(c, string(make([]byte, MaxSize))) }); err == nil {
 		t.Error("a value that is too large is written")
 	}
 	stop := errors.New("stop")
-	if err := s.Update(func(c Change) error { return errors.Join(counter.Put(c, 1), stop) }); !errors.Is(err, stop) {
+	if err := s.update(func(c Change) error { return errors.Join(counter.Put(c, 1), stop) }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
-	if _, err := counter.Get(s); !errors.Is(err, ErrNotFound) {
+	if n, _ := s.number(); n != -1 {
 		t.Error("what was called off is there")
 	}
 	// A newer release's values are not changed, whichever copy has them.
@@ -230,14 +217,14 @@ func TestWhatIsNotTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	copy(d.data[size/2:], newer.Bytes())
-	if _, err := Open(d, size); !errors.Is(err, ErrNewer) {
+	if _, err := reopen(d, size); !errors.Is(err, ErrNewer) {
 		t.Errorf("%v", err)
 	}
 }
 
 func FuzzOpen(f *testing.F) {
 	d := newDisk()
-	s, _ := Open(d, size)
+	s, _ := reopen(d, size)
 	if err := put(s, 7); err != nil {
 		f.Fatal(err)
 	}
@@ -246,21 +233,18 @@ func FuzzOpen(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		d := newDisk()
 		copy(d.data, data)
-		s, err := Open(d, size)
-		if s == nil {
-			return
-		}
+		s, err := reopen(d, size)
 		if err != nil && !errors.Is(err, ErrEmpty) {
-			t.Fatal(err)
+			return
 		}
 		if err := put(s, 3); err != nil {
 			t.Fatal(err)
 		}
-		s, err = Open(d, size)
+		s, err = reopen(d, size)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := counter.Get(s); err != nil || n != 3 {
+		if n, err := s.number(); err != nil || n != 3 {
 			t.Fatalf("%d, %v", n, err)
 		}
 	})
@@ -281,24 +265,19 @@ func TestFind(t *testing.T) {
 		}
 	}
 	d := newDisk()
-	s, _ := Open(d, size)
+	s, _ := reopen(d, size)
 	if err := put(s, 5); err != nil {
 		t.Fatal(err)
 	}
 	partition("sda1", "EFI", d.data)
 	partition("sda2", "META", make([]byte, size))
 	partition("sda3", "META", []byte("short"))
-	if _, _, err := Find(sys, dev); err == nil {
+	if _, err := Find(sys, dev); err == nil {
 		t.Error("another's is taken")
 	}
 	partition("sdb4", "META", d.data)
-	s, f, err := Find(sys, dev)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if n, err := counter.Get(s); err != nil || n != 5 {
-		t.Errorf("%d, %v", n, err)
+	if path, err := Find(sys, dev); err != nil || filepath.Base(path) != "sdb4" {
+		t.Errorf("%s, %v", path, err)
 	}
 }
 

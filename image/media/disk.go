@@ -161,11 +161,8 @@ type part struct {
 func (p part) Sync() error { return p.sync() }
 
 func writeMeta(image *os.File, at boot.Place, slots boot.Slots) error {
-	store, err := meta.Open(part{io.NewSectionReader(image, at.Start, at.Size), io.NewOffsetWriter(image, at.Start), image.Sync}, at.Size)
-	if err != nil && !errors.Is(err, meta.ErrEmpty) {
-		return err
-	}
-	return store.Update(func(c meta.Change) error { return boot.SlotsKey.Put(c, slots) })
+	to := part{io.NewSectionReader(image, at.Start, at.Size), io.NewOffsetWriter(image, at.Start), image.Sync}
+	return meta.Update(to, at.Size, func(c meta.Change) error { return boot.SlotsKey.Put(c, slots) })
 }
 
 // grubOn makes a BIOS start the image.

@@ -123,12 +123,15 @@ func TestDiskImage(t *testing.T) {
 		t.Error(entry)
 	}
 	at := places[2]
-	store, err := meta.Open(part{io.NewSectionReader(image, at.Start, at.Size), io.NewOffsetWriter(image, at.Start), image.Sync}, at.Size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if slots, err := boot.SlotsKey.Get(store); err != nil || slots.Next() != "A" || slots.A.Version != o.Version {
-		t.Errorf("%+v, %v", slots, err)
+	from := part{io.NewSectionReader(image, at.Start, at.Size), io.NewOffsetWriter(image, at.Start), image.Sync}
+	if err := meta.Update(from, at.Size, func(c meta.Change) error {
+		slots, err := boot.SlotsKey.In(c)
+		if slots.Next() != "A" || slots.A.Version != o.Version {
+			t.Errorf("%+v", slots)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 	record := make([]byte, 440)
 	if _, err := image.ReadAt(record, 0); err != nil || record[0] != 'r' {

@@ -322,11 +322,7 @@ func (o Options) installed() (boot.Slots, error) {
 	case o.Systems.Running() == "":
 		return boot.Slots{}, errors.New("this machine doesn't run from its disk: it has the system of its medium, or of the network")
 	}
-	all, err := o.Systems.Get()
-	if err == nil {
-		_, err = all.Of(o.Systems.Running())
-	}
-	return all, err
+	return o.Systems.Get()
 }
 
 // choose makes the other slot boot next.

@@ -99,7 +99,7 @@ func (s *systems) Stay(context.Context) error {
 	if err := s.r.note("stay"); err != nil {
 		return err
 	}
-	return s.change(func(all *boot.Slots) error { return all.Stay(s.running, time.Now()) })
+	return s.change(func(all *boot.Slots) error { all.Stay(s.running, time.Now()); return nil })
 }
 
 func (s *systems) change(change func(all *boot.Slots) error) error {

@@ -133,9 +133,6 @@ func (d *Disks) kept() (keys []luks.Key, err error) {
 		for _, k := range kept {
 			keys = append(keys, d.keyOf(k, boot.LabelState))
 		}
-		if errors.Is(err, meta.ErrNotFound) {
-			return nil
-		}
 		return err
 	})
 	return keys, err

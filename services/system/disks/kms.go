@@ -34,10 +34,10 @@ type servers struct {
 func (d *Disks) useServers(use func(*servers) error) error {
 	return d.useMeta(func(c meta.Change) error {
 		s, err := serversKey.In(c)
-		if err != nil && !errors.Is(err, meta.ErrNotFound) {
-			return err
+		if err == nil {
+			err = use(&s)
 		}
-		if err := use(&s); err != nil {
+		if err != nil {
 			return err
 		}
 		return serversKey.Put(c, s)

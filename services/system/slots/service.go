@@ -95,8 +95,8 @@ func (o ServiceOptions) begin(ctx context.Context, h *dag.Handle) (message, imag
 	if err != nil {
 		return err.Error(), ""
 	}
-	if running, err := slots.Of(o.Slots.Running()); err == nil {
-		return fmt.Sprintf("Garboard %s runs from slot %s, which is %s", running.Version, o.Slots.Running(), running.State), ""
+	if name := o.Slots.Running(); name != "" {
+		return fmt.Sprintf("Garboard %s runs from slot %s, which is %s", slots.Of(name).Version, name, slots.Of(name).State), ""
 	}
 	if next := slots.Next(); next != "" {
 		return fmt.Sprintf("the machine was booted from a medium or over the network; slot %s of its disk has a system, which doesn't run", next), ""

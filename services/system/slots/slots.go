@@ -247,7 +247,7 @@ func (s *Slots) writeLoaders(ctx context.Context) error {
 
 func (s *Slots) publish(slots boot.Slots) {
 	for _, name := range boot.SlotNames {
-		slot, _ := slots.Of(name)
+		slot := slots.Of(name)
 		status := Status{State: slot.State, Version: slot.Version, Running: name == s.Running(), Next: name == slots.Next(), Since: slot.Since, Reason: slot.Reason}
 		if err := Statuses.Put(s.o.Store.As(ID), name, status); err != nil {
 			s.o.Log.Error("publish slot", "slot", name, "err", err)
@@ -282,7 +282,7 @@ func (s *Slots) Begin(ctx context.Context) (err error) {
 			return err
 		}
 		for _, name := range boot.SlotNames {
-			if slot, _ := slots.Of(name); name != running && slot.State == boot.SlotTrying && (name == started || slot.Tries == 0) {
+			if slot := slots.Of(name); name != running && slot.State == boot.SlotTrying && (name == started || slot.Tries == 0) {
 				s.o.Log.Error("the system on trial didn't come up, and this one runs again", "slot", name, "version", slot.Version)
 				if err := slots.Fail(name, s.lastWords(name), now); err != nil {
 					return err
@@ -330,7 +330,7 @@ func (s *Slots) lastWords(name string) string {
 // started is the slot that is trying, if a boot loader has started it and another one runs now; "": there is none.
 func (s *Slots) started(ctx context.Context, slots boot.Slots, running string) (name string, err error) {
 	for _, other := range boot.SlotNames {
-		if slot, _ := slots.Of(other); other == running || slot.State != boot.SlotTrying {
+		if slot := slots.Of(other); other == running || slot.State != boot.SlotTrying {
 			continue
 		}
 		err := s.o.Disks.UseEFI(ctx, func(dir string) error {
@@ -401,5 +401,5 @@ func (s *Slots) Rollback(ctx context.Context, reason string, excused []string) e
 func (s *Slots) Stay(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.change(ctx, func(slots *boot.Slots) error { return slots.Stay(s.Running(), time.Now()) })
+	return s.change(ctx, func(slots *boot.Slots) error { slots.Stay(s.Running(), time.Now()); return nil })
 }

@@ -131,10 +131,7 @@ func (s *Slots) policy(older bool) (p signed.Policy, err error) {
 	}
 	p.Keys = append(p.Keys, own...)
 	if s.Running() != "" { // others may have no disk yet
-		err = s.meta(func(c meta.Change) error {
-			p.Floor, err = boot.Floor(c)
-			return err
-		})
+		err = s.meta(func(c meta.Change) (err error) { p.Floor, err = boot.FloorKey.In(c); return err })
 	}
 	return p, err
 }

@@ -42,14 +42,14 @@ func fieldColumns(spec reflect.Type) (all []Column) {
 	}
 	for field := range spec.Fields() {
 		if name := field.Tag.Get("column"); name != "" {
-			all = append(all, Column{Name: name, Value: func(s any) string { return cell(reflect.ValueOf(s).FieldByIndex(field.Index).Interface()) }})
+			all = append(all, Column{Name: name, Value: func(s any) string { return Cell(reflect.ValueOf(s).FieldByIndex(field.Index).Interface()) }})
 		}
 	}
 	return all
 }
 
-// cell is the value of a field in a table. A time that never was is empty.
-func cell(value any) string {
+// Cell is the value of a field in a table. A time that never was is empty.
+func Cell(value any) string {
 	switch v := value.(type) {
 	case time.Time:
 		if v.IsZero() {

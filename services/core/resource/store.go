@@ -45,7 +45,7 @@ func (s *Store) As(owner string) Writer { return &writer{Store: s, owner: owner}
 type writer struct {
 	*Store
 	owner    string
-	declared *declared // nil: it isn't a controller's, and may see all
+	declared *Controller // nil: it isn't a controller's, and may see all
 }
 
 // Object returns one object of a type that is known by name only.

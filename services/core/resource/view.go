@@ -9,14 +9,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/sleep"
 )
 
-// declared is what a controller says that it reads and writes. Reading anything else would
-// work today and miss the change tomorrow, so it is refused. Finalizers may also
-// be set on inputs: that is what they are for.
-type declared struct {
-	inputs  []Input
-	outputs []string
-}
-
 // view is the store as one controller may see it, in its own name.
 type view struct {
 	writer
@@ -26,7 +18,7 @@ type view struct {
 
 func newView(store *Store, c Controller, log *slog.Logger, mark chan struct{}) *view {
 	return &view{
-		writer: writer{Store: store, owner: c.Name, declared: &declared{c.Inputs, c.Outputs}},
+		writer: writer{Store: store, owner: c.Name, declared: &c},
 		log:    slog.New(prefixed{log.Handler(), c.Name + ": "}),
 		mark:   mark,
 	}
@@ -47,11 +39,13 @@ func (v *view) Unchanged(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, cancel
 }
 
+// reads is why the writer may not read an object. Reading what a controller hasn't declared would work today and miss the
+// change tomorrow, so it is refused. Finalizers may also be set on inputs: that is what they are for.
 func (w *writer) reads(typ, id string) error {
-	if w.declared == nil || slices.Contains(w.declared.outputs, typ) {
+	if w.declared == nil || slices.Contains(w.declared.Outputs, typ) {
 		return nil
 	}
-	for _, in := range w.declared.inputs {
+	for _, in := range w.declared.Inputs {
 		if in.Type == typ && (in.ID == "" || in.ID == id) {
 			return nil
 		}
@@ -64,7 +58,7 @@ func (w *writer) reads(typ, id string) error {
 }
 
 func (w *writer) writes(typ string) error {
-	if w.declared == nil || slices.Contains(w.declared.outputs, typ) {
+	if w.declared == nil || slices.Contains(w.declared.Outputs, typ) {
 		return nil
 	}
 	return fmt.Errorf("controller %s writes %s: %w", w.owner, typ, ErrUndeclared)

@@ -157,17 +157,14 @@ func (u *Until) String() string { return u.text }
 
 // Wait returns nil once the condition holds, or ctx's error.
 func (u *Until) Wait(ctx context.Context) error {
-	mark := make(chan struct{}, 1)
-	stop := u.store.notify([]Input{{Type: u.at.typ, ID: u.at.id}}, mark)
-	defer stop()
-	for {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for range u.store.Watch(ctx, u.at.typ) {
 		if u.Holds() {
 			return nil
 		}
-		if err := sleep.Await(ctx, mark); err != nil {
-			return fmt.Errorf("wait for %s: %w", u.text, err)
-		}
 	}
+	return fmt.Errorf("wait for %s: %w", u.text, ctx.Err())
 }
 
 // Holds tells whether the condition holds now.

@@ -187,7 +187,7 @@ func (o Options) status([]string) (string, error) {
 
 // slot is what a slot has, and why.
 func slot(s slots.Status) string {
-	parts := []string{string(s.State), s.Version, s.SinceText(), s.Reason}
+	parts := []string{string(s.State), s.Version, resource.Cell(s.Since), s.Reason}
 	if s.Next && !s.Running {
 		parts[0] += " and boots next"
 	}

@@ -58,14 +58,6 @@ var Statuses = resource.Define[Status](resource.Definition{
 	Namespace: "runtime",
 })
 
-// SinceText is when the slot came into its state; "" if it never had a system.
-func (s Status) SinceText() string {
-	if s.Since.IsZero() {
-		return ""
-	}
-	return s.Since.UTC().Format(time.RFC3339)
-}
-
 // Disks is the system disk.
 type Disks interface {
 	SystemDisk() (disks.SystemDisk, error)

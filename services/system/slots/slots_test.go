@@ -277,12 +277,3 @@ func TestInstallationThatIsCutOff(t *testing.T) {
 		m.want(s, "A trying v1 next, B empty")
 	}
 }
-
-// The time is that of Greenwich, and an empty slot of a new machine has none.
-func TestSinceText(t *testing.T) {
-	t.Parallel()
-	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.FixedZone("CEST", 7200))
-	if got := (Status{Since: since}).SinceText() + (Status{}).SinceText(); got != "2026-05-01T10:00:00Z" {
-		t.Error(got)
-	}
-}

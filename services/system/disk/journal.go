@@ -75,6 +75,11 @@ func readJournal(r io.ReaderAt) (Journal, error) {
 	return j, nil
 }
 
+// Note is WriteJournal for a disk that isn't open.
+func (d Disk) Note(j Journal) error {
+	return d.Change(func(file *os.File) error { return WriteJournal(file, j) })
+}
+
 // WriteJournal puts a step on the disk, or removes it.
 func WriteJournal(f *os.File, j Journal) error {
 	buf := make([]byte, journalSize)

@@ -12,9 +12,9 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/boot/meta"
 	"github.com/garboard-os/garboard/config"
+	"github.com/garboard-os/garboard/services/core/lists"
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
-	"github.com/garboard-os/garboard/services/system/disk"
 	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
@@ -72,14 +72,15 @@ func (d *Disks) encryption(label string) *luks.Layer {
 func (d *Disks) KeysOf(configured []config.EncryptionKey, label string) (keys []luks.Key) {
 	for _, k := range configured {
 		kept := keptKey{Slot: *k.Slot}
-		if k.Static != nil {
+		switch {
+		case k.Static != nil:
 			kept.Static = string(k.Static.Passphrase)
-		}
-		if k.KMS != nil {
+		case k.KMS != nil:
 			kept.KMS = &server{Endpoint: k.KMS.Endpoint.String(), CA: k.KMS.CA}
-		}
-		if k.TPM != nil {
+		case k.TPM != nil:
 			kept.TPM = &struct{}{}
+		default:
+			kept.NodeID = &struct{}{}
 		}
 		keys = append(keys, d.keyOf(kept, label))
 	}
@@ -88,22 +89,23 @@ func (d *Disks) KeysOf(configured []config.EncryptionKey, label string) (keys []
 
 // keyOf is a static key, or one of a server or the TPM; else it is of the machine's UUID.
 func (d *Disks) keyOf(k keptKey, label string) luks.Key {
+	key := luks.Key{Slot: k.Slot, Kept: k}
 	switch {
 	case k.Static != "":
-		return luks.Key{Slot: k.Slot, Kind: "static", Passphrase: []byte(k.Static)}
+		key.Kind, key.Passphrase = "static", []byte(k.Static)
 	case k.KMS != nil:
 		k.KMS.disks = d
-		_, err := luks.UUID(d.o.uuidFile)
-		return luks.Key{Slot: k.Slot, Kind: "kms", Sealer: k.KMS, Err: err}
+		key.Kind, key.Sealer = "kms", k.KMS
+		_, key.Err = luks.UUID(d.o.uuidFile)
+	case k.TPM != nil && label == boot.LabelState:
+		key.Kind, key.Sealer, key.Err = kindTPM, &d.tpm, d.usableTPM()
 	case k.TPM != nil:
-		var sealer luks.Sealer = &d.tpm
-		if label != boot.LabelState {
-			sealer = ofEphemeral{d}
-		}
-		return luks.Key{Slot: k.Slot, Kind: kindTPM, Sealer: sealer, Err: d.usableTPM()}
+		key.Kind, key.Sealer, key.Err = kindTPM, ofEphemeral{d}, d.usableTPM()
+	default:
+		key.Kind = "nodeID"
+		key.Passphrase, key.Err = luks.NodePassphrase(d.o.uuidFile, label)
 	}
-	passphrase, err := luks.NodePassphrase(d.o.uuidFile, label)
-	return luks.Key{Slot: k.Slot, Kind: "nodeID", Passphrase: passphrase, Err: err}
+	return key
 }
 
 // Unable says which keys of a configuration this machine doesn't have; "": it has all of them.
@@ -140,21 +142,7 @@ func (d *Disks) kept() (keys []luks.Key, err error) {
 
 // keep writes the keys of STATE to META, with what they need.
 func (d *Disks) keep(keys []luks.Key) error {
-	var kept []keptKey
-	for _, k := range keys {
-		key := keptKey{Slot: k.Slot}
-		switch s, _ := k.Sealer.(*server); {
-		case s != nil:
-			key.KMS = s
-		case k.Kind == kindTPM:
-			key.TPM = &struct{}{}
-		case k.Kind == "static":
-			key.Static = string(k.Passphrase)
-		default:
-			key.NodeID = &struct{}{}
-		}
-		kept = append(kept, key)
-	}
+	kept := lists.Of(keys, func(k luks.Key) keptKey { return k.Kept.(keptKey) })
 	if err := d.useMeta(func(c meta.Change) error { return keptKeys.Put(c, kept) }); err != nil {
 		return err
 	}
@@ -201,18 +189,8 @@ func (d *Disks) settle(ctx context.Context) {
 	d.settled.Store(&problems)
 }
 
-// Shown is a volume of the system's disk, for users.
-type Shown struct {
-	Disk, Size, Layers string
-	Opened             string // which slots have opened it, and when
-	Mounted            bool
-	Encrypted, Lacks   bool   // a recovery key
-	Problem            string // with its encryption
-	Unlike             bool   // the configuration: a wipe is needed
-}
-
 // Shown are the volumes of the system's disk by their labels; false: they may change without a further event.
-func (d *Disks) Shown() (all map[string]Shown, settled bool) {
+func (d *Disks) Shown() (all map[string]volume.Status, settled bool) {
 	problems, system := d.settled.Load(), d.System()
 	if d.o.Mode == boot.Container {
 		return nil, true
@@ -220,29 +198,14 @@ func (d *Disks) Shown() (all map[string]Shown, settled bool) {
 	if system == nil || problems == nil {
 		return nil, false
 	}
-	all = map[string]Shown{}
+	here, _ := system.Inspect() // Err is in it
+	all = map[string]volume.Status{}
 	for i, v := range d.volumes {
-		shown := Shown{Disk: system.Path, Layers: v.FileSystem, Mounted: d.Keeper.Mounted(v.Dir)}
-		if err := (*problems)[v.Label]; err != nil {
-			shown.Problem, shown.Unlike = err.Error(), errors.As(err, new(luks.Unlike))
-		}
-		f, err := system.Inspect()
-		var p disk.Partition
-		if err == nil {
-			p, err = f.Device(v.Label)
-		}
-		if err == nil {
-			shown.Size = disk.SizeText(p.Size)
-			var sealed string
-			if sealed, shown.Opened, err = d.layers[i].Show(p.Path); sealed != "" {
-				shown.Encrypted, shown.Layers = true, sealed+", "+shown.Layers
-				shown.Lacks = !strings.Contains(sealed, luks.Recovery)
-			}
-		}
-		if err != nil && shown.Problem == "" {
-			shown.Problem = err.Error()
-		}
-		all[v.Label] = shown
+		problem := (*problems)[v.Label]
+		s := v.Status(here, d.layers[i].Show, problem)
+		s.Mounted, s.Unlike = d.Keeper.Mounted(v.Dir), errors.As(problem, new(luks.Unlike))
+		s.NoRecovery = s.Encrypted() && !strings.Contains(s.Layers, luks.Recovery)
+		all[v.Label] = s
 	}
 	return all, true
 }

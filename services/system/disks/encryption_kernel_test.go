@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,33 +18,41 @@ import (
 	"github.com/garboard-os/garboard/boot"
 	"github.com/garboard-os/garboard/config"
 	"github.com/garboard-os/garboard/services/system/configuration"
-	"github.com/garboard-os/garboard/services/system/luks"
 	"github.com/garboard-os/garboard/services/system/volume"
 	"github.com/garboard-os/garboard/tools/testing/eventually"
 )
 
 // slotsOf are the slots of a volume's header.
-func (m *machineUnderTest) slotsOf(l *loop, label string) []int {
+func (m *machineUnderTest) slotsOf(l *loop, label string) (slots []int) {
 	m.t.Helper()
 	device, err := volume.Partition(m.t.Context(), l.Path, label)
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	slots, err := luks.Slots(device)
-	if err != nil {
-		m.t.Fatal(err)
+	for _, layer := range m.disks.layers {
+		if layer.Label != label {
+			continue
+		}
+		shown, _, err := layer.Show(device)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, found := range regexp.MustCompile(`(\d+) [a-zA-Z]`).FindAllStringSubmatch(shown, -1) {
+			slot, _ := strconv.Atoi(found[1])
+			slots = append(slots, slot)
+		}
 	}
 	return slots
 }
 
 // comesUp boots with keys, and waits until the volumes have them. STATE doesn't keep the configuration, so that the
 // next boot has the next one.
-func (m *machineUnderTest) comesUp(install config.Install, e config.SystemDiskEncryption) map[string]Shown {
+func (m *machineUnderTest) comesUp(install config.Install, e config.SystemDiskEncryption) map[string]volume.Status {
 	m.t.Helper()
 	defer os.Remove(filepath.Join(m.dir, "state/config.yaml"))
 	m.encryption = e
 	m.mustUp(install)
-	var all map[string]Shown
+	var all map[string]volume.Status
 	eventually.That(m.t, time.Minute, "the keys are settled", func() error {
 		settled := false
 		if all, settled = m.disks.Shown(); !settled {
@@ -63,7 +73,7 @@ func (m *machineUnderTest) isMarked() {
 }
 
 // hasOpened wants which slots have opened STATE and EPHEMERAL, today.
-func hasOpened(t *testing.T, shown map[string]Shown, state, ephemeral string) {
+func hasOpened(t *testing.T, shown map[string]volume.Status, state, ephemeral string) {
 	t.Helper()
 	today := time.Now().UTC().Format(time.DateOnly)
 	for label, want := range map[string]string{boot.LabelState: state, boot.LabelEphemeral: ephemeral} {
@@ -208,7 +218,7 @@ func TestRecoveryKeyAfterANewMainboard(t *testing.T) {
 	if err := m.disks.Unlock(ctx, key); !errors.Is(err, ErrNotLocked) {
 		t.Errorf("before there is a disk: %v", err)
 	}
-	if shown := m.comesUp(install, keys); !shown[boot.LabelState].Lacks || !shown[boot.LabelEphemeral].Lacks {
+	if shown := m.comesUp(install, keys); !shown[boot.LabelState].NoRecovery || !shown[boot.LabelEphemeral].NoRecovery {
 		t.Errorf("%+v", shown)
 	}
 	if err := m.disks.AddRecoveryKey(ctx, key); err != nil {
@@ -217,7 +227,7 @@ func TestRecoveryKeyAfterANewMainboard(t *testing.T) {
 	if err := m.disks.Unlock(ctx, key); !errors.Is(err, ErrNotLocked) {
 		t.Errorf("of an open disk: %v", err)
 	}
-	if shown, _ := m.disks.Shown(); shown[boot.LabelState].Lacks || shown[boot.LabelEphemeral].Layers != "LUKS2 (0 nodeID, 31 recovery), xfs" {
+	if shown, _ := m.disks.Shown(); shown[boot.LabelState].NoRecovery || shown[boot.LabelEphemeral].Layers != "LUKS2 (0 nodeID, 31 recovery), xfs" {
 		t.Errorf("%+v", shown)
 	}
 	m.write("state/mark", hidden)

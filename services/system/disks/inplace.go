@@ -49,9 +49,7 @@ func (d *Disks) MarkEncrypt() error {
 	if err := d.keep(keys); err != nil {
 		return err
 	}
-	return system.Change(func(file *os.File) error {
-		return disk.WriteJournal(file, disk.Journal{Step: disk.StepEncrypt, Label: boot.LabelState})
-	})
+	return system.Note(disk.Journal{Step: disk.StepEncrypt, Label: boot.LabelState})
 }
 
 // plain are the keys of which nobody has to be asked.
@@ -99,7 +97,7 @@ func (d *Disks) encryptState(ctx context.Context, f disk.Disk) error {
 	if err != nil {
 		d.log.Error("STATE isn't encrypted, and stays as it is", "err", err)
 	}
-	return f.Change(func(file *os.File) error { return disk.WriteJournal(file, disk.Journal{}) })
+	return f.Note(disk.Journal{})
 }
 
 // complete is the archive of a file; nil: it isn't all there.

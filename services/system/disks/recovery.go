@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -48,7 +47,7 @@ func (d *Disks) unlock(ctx context.Context, key string) error {
 		}
 		d.key = key
 		d.log.Warn(l.Label + " is opened with its recovery key; then the machine gets its own keys of the configuration")
-		d.retry()
+		sleep.Wake(d.Unlocked)
 		return nil
 	}
 	return ErrNotLocked
@@ -65,21 +64,11 @@ func (d *Disks) WipeLocked(device string) error {
 	if device != d.locked.Path {
 		return fmt.Errorf("%q isn't the locked disk, which is %s", device, d.locked)
 	}
-	err := d.locked.Change(func(file *os.File) error {
-		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(boot.WipeLabels, " ")})
-	})
+	err := d.locked.Note(disk.Journal{Step: disk.StepWipe, Label: strings.Join(boot.WipeLabels, " ")})
 	if err == nil {
-		d.retry()
+		sleep.Wake(d.Unlocked)
 	}
 	return err
-}
-
-// retry has STATE looked for at once.
-func (d *Disks) retry() {
-	select {
-	case d.Unlocked <- struct{}{}:
-	default:
-	}
 }
 
 // RecoveryKeys are those of the encrypted volumes of the system's disk.

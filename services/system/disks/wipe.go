@@ -54,9 +54,7 @@ func (d *Disks) MarkWipe(labels []string, users []UserDisk, mode string) error {
 	if system == nil {
 		return errors.New("wipe the system disk: the node has none yet, so there is nothing on it")
 	}
-	err := system.Change(func(file *os.File) error {
-		return disk.WriteJournal(file, disk.Journal{Step: disk.StepWipe, Label: strings.Join(labels, " "), Disks: marks(users), Mode: mode})
-	})
+	err := system.Note(disk.Journal{Step: disk.StepWipe, Label: strings.Join(labels, " "), Disks: marks(users), Mode: mode})
 	if err != nil {
 		return err
 	}

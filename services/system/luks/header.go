@@ -36,24 +36,34 @@ func damage(device string) error {
 	return nil
 }
 
-// check verifies a header, and returns its size. Those that package luks makes have sums of SHA-256.
-func check(r io.ReaderAt, at int64, magic string) (size int64, err error) {
+// header reads one, with its JSON area.
+func header(r io.ReaderAt, at int64) ([]byte, error) {
 	head := make([]byte, headerSize)
 	if _, err := r.ReadAt(head, at); err != nil {
-		return 0, err
+		return nil, err
 	}
 	total := binary.BigEndian.Uint64(head[headerTotal:])
-	if !bytes.HasPrefix(head, []byte(magic)) || total <= headerSize || total > headerMost {
-		return 0, errors.New("it has no magic number or no size")
+	if total <= headerSize || total > headerMost {
+		return nil, fmt.Errorf("it has a size of %d", total)
 	}
 	all := make([]byte, total)
-	if _, err := r.ReadAt(all, at); err != nil {
+	_, err := r.ReadAt(all, at)
+	return all, err
+}
+
+// check verifies a header, and returns its size. Those that package luks makes have sums of SHA-256.
+func check(r io.ReaderAt, at int64, magic string) (size int64, err error) {
+	all, err := header(r, at)
+	if err != nil {
 		return 0, err
+	}
+	if !bytes.HasPrefix(all, []byte(magic)) {
+		return 0, errors.New("it has no magic number")
 	}
 	want := bytes.Clone(all[headerSum:headerEnd])
 	clear(all[headerSum:headerEnd])
 	if sum := sha256.Sum256(all); !bytes.HasPrefix(want, sum[:]) {
 		return 0, errors.New("its checksum is wrong")
 	}
-	return int64(total), nil
+	return int64(len(all)), nil
 }

@@ -8,11 +8,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -50,6 +48,7 @@ type Key struct {
 	Passphrase []byte
 	Sealer     Sealer // has the passphrase; nil: it is known
 	Err        error  // why this machine doesn't have it; nil: it has
+	Kept       any    // the form in which the caller keeps it
 	sealed     []byte // what the sealer has it in, once that is known
 }
 
@@ -396,29 +395,17 @@ func (m metadata) has(key Key) bool {
 	return false
 }
 
-// Slots are the slots with keys in the header of a device.
-func Slots(device string) ([]int, error) {
-	m, err := read(device)
-	return m.slots(), err
-}
-
 func read(device string) (m metadata, err error) {
-	const binaryHeader, sizeAt, most = 4096, 8, 4 << 20
 	file, err := os.Open(device)
 	if err != nil {
 		return m, err
 	}
 	defer file.Close()
-	head := make([]byte, sizeAt+8)
-	if _, err := io.ReadFull(file, head); err != nil {
-		return m, fmt.Errorf("read the header of %s: %w", device, err)
+	all, err := header(file, 0)
+	if err == nil {
+		err = json.NewDecoder(bytes.NewReader(all[headerSize:])).Decode(&m)
 	}
-	size := binary.BigEndian.Uint64(head[sizeAt:])
-	if size <= binaryHeader || size > most {
-		return m, fmt.Errorf("the header of %s has a size of %d", device, size)
-	}
-	area := io.NewSectionReader(file, binaryHeader, int64(size-binaryHeader))
-	if err := json.NewDecoder(area).Decode(&m); err != nil {
+	if err != nil {
 		return metadata{}, fmt.Errorf("the header of %s: %w", device, err)
 	}
 	return m, nil

@@ -4,12 +4,14 @@
 package volume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -147,6 +149,42 @@ func unmount(dir string) error {
 type Volume struct {
 	boot.Volume
 	Layers []Layer
+}
+
+// Status is a volume as users see it.
+type Status struct {
+	Disk    string `yaml:"disk,omitempty" column:"DISK"` // such as /dev/sdb
+	Size    string `yaml:"size,omitempty" column:"SIZE"`
+	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
+	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
+	// Opened has the slots that have opened it, and when each last did: such as 0 2026-11-28T09:30:00Z.
+	Opened string `yaml:"opened,omitempty" column:"OPENED"`
+	// NoRecovery: it is encrypted, and has no recovery key.
+	NoRecovery bool `yaml:"noRecovery,omitempty"`
+	// Unlike: it is encrypted, or isn't, unlike what its configuration says.
+	Unlike  bool   `yaml:"unlike,omitempty"`
+	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
+}
+
+// Encrypted reports whether the lowest layer is LUKS2.
+func (s Status) Encrypted() bool { return strings.HasPrefix(s.Layers, "LUKS2") }
+
+// Status is that of a volume on a disk that was inspected, which may have a problem. sealed shows its encryption, and what
+// has opened it; "": it has none.
+func (v Volume) Status(d disk.Disk, sealed func(device string) (encryption, opened string, err error), problem error) Status {
+	s := Status{Disk: d.Path, Layers: v.FileSystem}
+	p, err := d.Device(v.Label)
+	if err = cmp.Or(d.Err, err); err == nil {
+		var encryption string
+		if encryption, s.Opened, err = sealed(p.Path); encryption != "" {
+			s.Layers = encryption + ", " + s.Layers
+		}
+		s.Size = disk.SizeText(p.Size)
+	}
+	if problem = cmp.Or(problem, err); problem != nil {
+		s.Problem = problem.Error()
+	}
+	return s
 }
 
 // Layer is what a volume consists of. The first one is on the disk, and each other one on what the one below it has

@@ -4,7 +4,6 @@ package volumes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -98,8 +97,8 @@ func (c *cuts) boots(power time.Duration, then func(*node, error)) (killed bool)
 	}
 	if err == nil {
 		for _, problem := range m.volumes.settled {
-			if problem != "" {
-				err = errors.New(problem)
+			if problem != nil {
+				err = problem
 			}
 		}
 	}

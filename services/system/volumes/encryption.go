@@ -40,23 +40,6 @@ func haveKeys(volumes []volume.Volume) (err error) {
 	return err
 }
 
-// show is a mounted volume, for users.
-func (d *Volumes) show(f disk.Disk, v volume.Volume) Status {
-	s := Status{Layers: v.FileSystem, Problem: d.settled[v.Label]}
-	sealed := ""
-	p, err := f.Device(v.Label)
-	if s.Size = disk.SizeText(p.Size); err == nil {
-		sealed, s.Opened, err = encryption(v).Show(p.Path)
-	}
-	if sealed != "" {
-		s.Layers = sealed + ", " + s.Layers
-	}
-	if err != nil && s.Problem == "" {
-		s.Problem = err.Error()
-	}
-	return s
-}
-
 // settle gives volumes the keys of the configuration, once a boot. They are mounted since an earlier call: it takes a
 // second for each key, for which nobody waits.
 func (d *Volumes) settle(ctx context.Context, f disk.Disk, volumes []volume.Volume) error {
@@ -72,11 +55,9 @@ func (d *Volumes) settle(ctx context.Context, f disk.Disk, volumes []volume.Volu
 			return ctx.Err()
 		}
 		if d.settled == nil {
-			d.settled = map[string]string{}
+			d.settled = map[string]error{}
 		}
-		d.settled[v.Label] = ""
-		if err != nil {
-			d.settled[v.Label] = err.Error()
+		if d.settled[v.Label] = err; err != nil {
 			d.Keeper.Log.Warn(fmt.Sprintf("encryption of %s: %v", v.Label, err))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,19 +45,7 @@ const recoveryPoll = time.Minute
 
 // Status is a partition of machine.disks; its ID is the last element of its mount point. Or it is STATE or EPHEMERAL
 // of a machine, once the service disks has them. Or it is what machine.kubelet.persist keeps: its ID is persist/NAME.
-type Status struct {
-	Disk    string `yaml:"disk,omitempty" column:"DISK"` // such as /dev/sdb
-	Size    string `yaml:"size,omitempty" column:"SIZE"`
-	Layers  string `yaml:"layers,omitempty" column:"LAYERS"` // such as LUKS2 (0 nodeID), xfs; with its slots
-	Mounted bool   `yaml:"mounted" column:"MOUNTED"`
-	// Opened has the slots that have opened it, and when each last did: such as 0 2026-11-28T09:30:00Z.
-	Opened string `yaml:"opened,omitempty" column:"OPENED"`
-	// NoRecovery: it is encrypted, and has no recovery key.
-	NoRecovery bool `yaml:"noRecovery,omitempty"`
-	// Unlike: it is encrypted, or isn't, unlike what its configuration says.
-	Unlike  bool   `yaml:"unlike,omitempty"`
-	Problem string `yaml:"problem,omitempty" column:"PROBLEM"`
-}
+type Status = volume.Status
 
 // Statuses has an object for each of these.
 var Statuses = resource.Define[Status](resource.Definition{
@@ -76,13 +65,13 @@ type Volumes struct {
 	Mode   boot.Mode
 	Keeper *volume.Keeper
 	Media  *media.Finder
-	System func() (all map[string]disks.Shown, settled bool) // the volumes of the system's disk
+	System func() (all map[string]Status, settled bool) // the volumes of the system's disk
 	KeysOf func(configured []config.EncryptionKey, label string) []luks.Key
 
 	derivation []string // luks.Derivation; tests have a faster one
 
-	mu      sync.Mutex        // held during all changes of the disks, which may take many minutes
-	settled map[string]string // what is wrong with the encryption of volumes that have their keys since this boot
+	mu      sync.Mutex       // held during all changes of the disks, which may take many minutes
+	settled map[string]error // what is wrong with the encryption of volumes that have their keys since this boot
 }
 
 // Controller mounts the partitions of machine.disks.
@@ -104,24 +93,23 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 	if len(wanted.Disks) > 0 && d.Mode == boot.Machine && !d.Keeper.Mounted(d.Keeper.Dirs.Var) {
 		return retryData, nil
 	}
-	statuses := map[string]Status{}
-	system, settled := d.System()
-	if !settled {
+	statuses, settled := d.System()
+	switch {
+	case !settled:
 		again = retryData
+	case slices.ContainsFunc(slices.Collect(maps.Values(statuses)), Status.Encrypted):
+		again = recoveryPoll
 	}
-	for label, s := range system {
-		statuses[label] = Status{Disk: s.Disk, Size: s.Size, Layers: s.Layers, Opened: s.Opened, Mounted: s.Mounted, NoRecovery: s.Lacks, Unlike: s.Unlike, Problem: s.Problem}
-		if s.Encrypted && settled {
-			again = recoveryPoll
-		}
+	if statuses == nil {
+		statuses = map[string]Status{}
 	}
 	for _, disk := range wanted.Disks {
 		path, made, problem := d.mount(ctx, disk)
 		for _, p := range disk.Partitions {
 			id := filepath.Base(p.Mountpoint)
-			status := made[id]
-			status.Disk, status.Mounted = path, problem == nil || status.Size != ""
-			if _, settled := d.settled[id]; !settled && status.Size != "" {
+			status, mounted := made[id]
+			status.Disk, status.Mounted = path, problem == nil || mounted
+			if _, settled := d.settled[id]; !settled && mounted {
 				again = retryData
 			}
 			if !status.Mounted {
@@ -148,8 +136,8 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 	return again, Statuses.Replace(v, statuses)
 }
 
-// mount mounts the partitions of a disk, after it has made those that the disk lacks. Those that are mounted have a
-// size, also with an error.
+// mount mounts the partitions of a disk, after it has made those that the disk lacks. It returns those that are mounted,
+// also with an error.
 func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path string, made map[string]Status, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -200,7 +188,7 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 		if err != nil {
 			return f.Path, nil, err
 		}
-		made[v.Label] = d.show(f, v)
+		made[v.Label] = v.Status(f, encryption(v).Show, d.settled[v.Label])
 	}
 	return f.Path, made, lacks
 }

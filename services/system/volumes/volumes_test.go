@@ -20,7 +20,7 @@ import (
 )
 
 // noSystem is a machine without volumes of a system.
-func noSystem() (map[string]disks.Shown, bool) { return nil, true }
+func noSystem() (map[string]Status, bool) { return nil, true }
 
 // The condition holds when each partition is mounted, or isn't in the configuration any more.
 func TestVolumesAreAwaited(t *testing.T) {

@@ -129,8 +129,8 @@ func sum(h header, values []byte) [sha256.Size]byte {
 type Change struct{ values map[string]json.RawMessage }
 
 // Update calls change with the values of a partition of this size in bytes. If it returns no error, Update writes them,
-// unless they are the same: who only reads mustn't undo what another one writes. After Update they are on the disk; after
-// an error, these or the old ones.
+// unless they are the same: who only reads mustn't undo what another one writes. After Update they are on the disk;
+// after an error, these or the old ones.
 func Update(device Device, size int64, change func(c Change) error) error {
 	mu.Lock()
 	defer mu.Unlock()

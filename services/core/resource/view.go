@@ -39,8 +39,8 @@ func (v *view) Unchanged(ctx context.Context) (context.Context, context.CancelFu
 	return ctx, cancel
 }
 
-// reads is why the writer may not read an object. Reading what a controller hasn't declared would work today and miss the
-// change tomorrow, so it is refused. Finalizers may also be set on inputs: that is what they are for.
+// reads is why the writer may not read an object. Reading what a controller hasn't declared would work today and miss
+// the change tomorrow, so it is refused. Finalizers may also be set on inputs: that is what they are for.
 func (w *writer) reads(typ, id string) error {
 	if w.declared == nil || slices.Contains(w.declared.Outputs, typ) {
 		return nil

@@ -169,8 +169,8 @@ type Status struct {
 // Encrypted reports whether the lowest layer is LUKS2.
 func (s Status) Encrypted() bool { return strings.HasPrefix(s.Layers, "LUKS2") }
 
-// Status is that of a volume on a disk that was inspected, which may have a problem. sealed shows its encryption, and what
-// has opened it; "": it has none.
+// Status is that of a volume on a disk that was inspected, which may have a problem. sealed shows its encryption, and
+// what has opened it; "": it has none.
 func (v Volume) Status(d disk.Disk, sealed func(device string) (encryption, opened string, err error), problem error) Status {
 	s := Status{Disk: d.Path, Layers: v.FileSystem}
 	p, err := d.Device(v.Label)

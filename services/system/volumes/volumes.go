@@ -136,8 +136,8 @@ func (d *Volumes) reconcile(ctx context.Context, v resource.View) (again time.Du
 	return again, Statuses.Replace(v, statuses)
 }
 
-// mount mounts the partitions of a disk, after it has made those that the disk lacks. It returns those that are mounted,
-// also with an error.
+// mount mounts the partitions of a disk, after it has made those that the disk lacks. It returns those that are
+// mounted, also with an error.
 func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path string, made map[string]Status, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

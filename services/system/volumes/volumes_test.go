@@ -15,7 +15,6 @@ import (
 	"github.com/garboard-os/garboard/services/core/resource"
 	"github.com/garboard-os/garboard/services/system/configuration"
 	"github.com/garboard-os/garboard/services/system/disk"
-	"github.com/garboard-os/garboard/services/system/disks"
 	"github.com/garboard-os/garboard/services/system/volume"
 )
 

@@ -1,10 +1,11 @@
 // Package secureboot signs what a machine with UEFI Secure Boot starts, and makes the keys for it. It needs no other
-// program.
+// program, except for keys in tokens.
 //
 //	PK ─▶ KEK ─▶ db ─▶ systemd-boot, unified kernel images, modules of the kernel
 //	pcr ─▶ the value that PCR 11 of a TPM has once an image was started (pcr.go)
 //
-// Private keys are in a directory with the mode 0700, in files with the mode 0600.
+// Private keys are in a directory with the mode 0700, in files with the mode 0600, or in tokens, whose URIs these files
+// then have (token.go).
 package secureboot
 
 import (
@@ -20,6 +21,8 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/garboard-os/garboard/boot"
@@ -33,6 +36,8 @@ const (
 	DB  = "db"
 	PCR = "pcr"
 )
+
+var names = []string{PK, KEK, DB, PCR}
 
 const (
 	// bits is what all firmware and all TPMs know.
@@ -55,11 +60,19 @@ type Keys struct {
 	Enrolment map[string][]byte
 }
 
-func newPair(name string, now time.Time) (p Pair, err error) {
-	key, err := rsa.GenerateKey(rand.Reader, bits)
-	if err != nil {
-		return p, err
+// newKey makes a key, or finds that of a URI in its token, and the content of its file.
+func newKey(uri string) (key crypto.Signer, file []byte, err error) {
+	if uri != "" {
+		key, err = openToken(uri)
+		return key, []byte(uri + "\n"), err
 	}
+	if key, err = rsa.GenerateKey(rand.Reader, bits); err == nil {
+		file, err = pki.EncodeKey(key)
+	}
+	return key, file, err
+}
+
+func newPair(name string, key crypto.Signer, now time.Time) (p Pair, err error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return p, err
@@ -77,22 +90,25 @@ func newPair(name string, now time.Time) (p Pair, err error) {
 	return p, err
 }
 
-// Generate makes all keys, as files by name, with their modes. added are certificates that db has besides the owner's.
-func Generate(now time.Time, added ...*x509.Certificate) (files map[string][]byte, err error) {
+// Generate makes all keys, as files by name. tokens have the URIs of those that are in tokens already, by name. added
+// are certificates that db has besides the owner's.
+func Generate(now time.Time, tokens map[string]string, added ...*x509.Certificate) (files map[string][]byte, err error) {
+	for name := range tokens {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("key %q: must be one of %s", name, strings.Join(names, ", "))
+		}
+	}
 	files, pairs := map[string][]byte{}, map[string]Pair{}
-	for _, name := range []string{PK, KEK, DB, PCR} {
-		p, err := newPair(name, now)
+	for _, name := range names {
+		key, file, err := newKey(tokens[name])
 		if err != nil {
 			return nil, err
 		}
-		pairs[name] = p
-		if files[name+".key"], err = pki.EncodeKey(p.Key); err != nil {
-			return nil, err
-		}
+		files[name+".key"] = file
 		if name == PCR {
-			files[name+".pub"], err = pki.EncodePublicKey(files[name+".key"])
-		} else {
-			files[name+".crt"] = pki.EncodeCert(p.Cert.Raw)
+			files[name+".pub"], err = publicPEM(key)
+		} else if pairs[name], err = newPair(name, key, now); err == nil {
+			files[name+".crt"] = pki.EncodeCert(pairs[name].Cert.Raw)
 		}
 		if err != nil {
 			return nil, err
@@ -141,10 +157,16 @@ func Open(dir string) (*Keys, error) {
 	return k, nil
 }
 
+var errNotRSA = errors.New("firmware and TPMs need an RSA key")
+
+// rsaKey opens the key that a file has or names.
 func rsaKey(text []byte) (crypto.Signer, error) {
+	if uri := strings.TrimSpace(string(text)); strings.HasPrefix(uri, uriScheme) {
+		return openToken(uri)
+	}
 	key, err := pki.ParseKey(text)
 	if _, ok := key.(*rsa.PrivateKey); err == nil && !ok {
-		err = errors.New("firmware and TPMs need an RSA key")
+		err = errNotRSA
 	}
 	return key, err
 }

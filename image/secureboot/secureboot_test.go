@@ -23,8 +23,14 @@ import (
 // made are the files of one owner, in a directory.
 func made(t *testing.T, added ...*x509.Certificate) (dir string, k *Keys) {
 	t.Helper()
+	return madeWith(t, nil, added...)
+}
+
+// madeWith are those of an owner who has keys in tokens.
+func madeWith(t *testing.T, tokens map[string]string, added ...*x509.Certificate) (dir string, k *Keys) {
+	t.Helper()
 	dir = t.TempDir()
-	files, err := Generate(time.Now(), added...)
+	files, err := Generate(time.Now(), tokens, added...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,8 +236,14 @@ func TestPolicyAsSystemdMeasure(t *testing.T) {
 // What is enrolled is a value with its signature: openssl verifies it.
 func TestVariable(t *testing.T) {
 	t.Parallel()
-	openssl := tool(t, "openssl", "openssl")
 	dir, k := made(t)
+	verifyDB(t, dir, k)
+}
+
+// verifyDB has openssl verify db.auth.
+func verifyDB(t *testing.T, dir string, k *Keys) {
+	t.Helper()
+	openssl := tool(t, "openssl", "openssl")
 	auth := k.Enrolment["db.auth"]
 	length := binary.LittleEndian.Uint32(auth[16:])
 	signed, value := auth[40:16+length], auth[16+length:]

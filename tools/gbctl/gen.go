@@ -133,6 +133,7 @@ func (g *generator) secrets(from string) (*config.Secrets, error) {
 func (g *generator) secureBootCommand() *cobra.Command {
 	var dir string
 	var added []string
+	var tokens map[string]string
 	cmd := command("secureboot", func(cmd *cobra.Command, _ []string) error {
 		var certs []*x509.Certificate
 		for _, file := range added {
@@ -146,22 +147,20 @@ func (g *generator) secureBootCommand() *cobra.Command {
 			}
 			certs = append(certs, c)
 		}
-		files, err := secureboot.Generate(g.now(), certs...)
+		files, err := secureboot.Generate(g.now(), tokens, certs...)
 		if err != nil {
 			return err
 		}
+		modes := map[string]fs.FileMode{".key": secretMode, ".crt": publicMode, ".auth": publicMode, ".pub": publicMode}
 		var outputs []output
 		for _, name := range slices.Sorted(maps.Keys(files)) {
-			o := output{path: filepath.Join(dir, name), data: files[name], mode: publicMode}
-			if filepath.Ext(name) == ".key" {
-				o.mode = secretMode
-			}
-			outputs = append(outputs, o)
+			outputs = append(outputs, output{path: filepath.Join(dir, name), data: files[name], mode: modes[filepath.Ext(name)]})
 		}
 		report := fmt.Sprintf("wrote the keys to %s\nnext: gbctl image build --from INSTALLER --sign %s --kind iso, and keep a copy of the directory offline", dir, shellWord(dir))
 		return g.writeAndReport(cmd.OutOrStdout(), report, outputs...)
 	})
 	cmd.Flags().StringVar(&dir, "output-dir", "secureboot", "directory for the files")
 	cmd.Flags().StringArrayVar(&added, "db", nil, "file with a certificate that the firmware is to trust, too, in PEM or DER; repeatable")
+	cmd.Flags().StringToStringVar(&tokens, "pkcs11", nil, "NAME=URI of a key that a token has already (PK, KEK, db or pcr; RFC 7512): only a certificate is made for it; repeatable")
 	return cmd
 }

@@ -15,7 +15,7 @@ import (
 func Keys(t testing.TB) (dir string, keys *secureboot.Keys) {
 	t.Helper()
 	dir = t.TempDir()
-	files, err := secureboot.Generate(time.Now())
+	files, err := secureboot.Generate(time.Now(), nil)
 	for file, content := range files {
 		err = errors.Join(err, os.WriteFile(filepath.Join(dir, file), content, 0o600))
 	}

@@ -172,7 +172,8 @@ func (d *Disks) settle(ctx context.Context) {
 	for _, l := range d.layers {
 		device, err := volume.Partition(ctx, system.Path, l.Label)
 		if err == nil {
-			err = errors.Join(l.Settle(ctx, device), l.Note())
+			err = l.Settle(ctx, device)
+			l.Note()
 		}
 		if ctx.Err() != nil {
 			return // the service ends

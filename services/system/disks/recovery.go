@@ -106,7 +106,8 @@ func (d *Disks) encrypted(ctx context.Context, do func(l *luks.Layer, device str
 			k, err = l.Recovery(device)
 		}
 		if err == nil && k.Encrypted {
-			none, err = nil, errors.Join(do(l, device, k), l.Note())
+			none, err = nil, do(l, device, k)
+			l.Note()
 		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", l.Label, err))

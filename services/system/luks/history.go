@@ -13,36 +13,33 @@ import (
 )
 
 // A History is a file on STATE that has when each slot last opened its volume, by label. A boot tries the keys until
-// one opens it.
+// one opens it. Nothing depends on the file: one that can't be read or written has no times.
 type History string
 
-func (h History) read() (times map[string]map[int]time.Time, err error) {
-	text, err := os.ReadFile(string(h))
-	if err == nil {
-		err = json.Unmarshal(text, &times)
+func (h History) read() map[string]map[int]time.Time {
+	times := map[string]map[int]time.Time{}
+	if text, err := os.ReadFile(string(h)); err != nil || json.Unmarshal(text, &times) != nil || times == nil {
+		return map[string]map[int]time.Time{}
 	}
-	return times, boot.IgnoreMissing(err)
+	return times
 }
 
 // Note adds what the layer has done since the last call to its history. STATE is mounted.
-func (l *Layer) Note() error {
+func (l *Layer) Note() {
 	if len(l.uses) == 0 {
-		return nil
+		return
 	}
-	times, err := l.History.read()
-	if err != nil || times == nil {
-		times = map[string]map[int]time.Time{} // a damaged file has no more than this
-	}
+	times := l.History.read()
 	if times[l.Label] == nil {
 		times[l.Label] = map[int]time.Time{}
 	}
 	maps.Copy(times[l.Label], l.uses)
 	maps.DeleteFunc(times[l.Label], func(_ int, at time.Time) bool { return at.IsZero() })
+	l.uses = nil
 	text, err := json.Marshal(times)
-	if err = errors.Join(err, boot.WriteFile(string(l.History), append(text, '\n'), 0o600)); err == nil {
-		l.uses = nil
+	if err = errors.Join(err, boot.WriteFile(string(l.History), append(text, '\n'), 0o600)); err != nil {
+		l.Log.Warn(fmt.Sprintf("when a key has opened %s isn't kept: %v", l.Label, err))
 	}
-	return err
 }
 
 // used notes when a slot has opened the volume; zero: it has another key, which has opened nothing yet.
@@ -54,13 +51,13 @@ func (l *Layer) used(slot int, at time.Time) {
 }
 
 // text has those of some slots that have opened a volume, with the times.
-func (h History) text(label string, slots []int) (string, error) {
-	times, err := h.read()
+func (h History) text(label string, slots []int) string {
+	times := h.read()[label]
 	var all []string
 	for _, slot := range slots {
-		if at, ok := times[label][slot]; ok {
+		if at, ok := times[slot]; ok {
 			all = append(all, fmt.Sprintf("%d %s", slot, at.UTC().Format(time.RFC3339)))
 		}
 	}
-	return strings.Join(all, ", "), err
+	return strings.Join(all, ", ")
 }

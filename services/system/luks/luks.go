@@ -431,6 +431,5 @@ func (l *Layer) Show(device string) (slots, opened string, err error) {
 	for _, slot := range m.slots() {
 		all = append(all, fmt.Sprintf("%d %s", slot, cmp.Or(kinds[slot], "unknown")))
 	}
-	opened, openedErr := l.History.text(l.Label, m.slots())
-	return "LUKS2 (" + strings.Join(all, ", ") + ")", opened, errors.Join(err, keysErr, keptErr, openedErr)
+	return "LUKS2 (" + strings.Join(all, ", ") + ")", l.History.text(l.Label, m.slots()), errors.Join(err, keysErr, keptErr)
 }

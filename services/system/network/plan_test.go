@@ -68,7 +68,7 @@ func TestHasWay(t *testing.T) {
 	s := resource.NewStore()
 	ignored, spare := config.Interface{Name: "eth0", Ignore: true}, config.Interface{Name: "eth2", MTU: 1400}
 	links := map[string]LinkStatus{
-		"lo": {Kind: "device", State: "up"}, "eth0": {Kind: "device", State: "up", MAC: "02:00:00:00:00:01", Alias: "uplink"}, "eth1": {Kind: "device", State: "no carrier", MAC: "02:00:00:00:00:02"},
+		"lo": {Kind: "device", State: "up"}, "eth0": {Kind: "device", State: "up", MAC: "02:00:00:00:00:01", Driver: "tulip", Alias: "uplink"}, "eth1": {Kind: "device", State: "no carrier", MAC: "02:00:00:00:00:02", Driver: "tulip"},
 		"eth2": {Kind: "device", State: "up", MAC: "02:00:00:00:00:03", Permanent: "02:00:00:00:00:33", Driver: "virtio_net", BusPath: "0000:00:04.0"},
 	}
 	selected := func(in config.Interface) []config.Interface {
@@ -108,6 +108,7 @@ func TestHasWay(t *testing.T) {
 		"in a VRF":              {[]config.Interface{{Name: "eth0", DHCP: true}, {Name: "blue", VRF: &config.VRF{Table: 1000, Interfaces: []string{"eth0"}}}}, false},
 		"a dummy":               {[]config.Interface{ignored, {Name: "d0", CIDR: prefix("10.0.0.2/24"), Dummy: true}}, false},
 		"a driver":              {selected(config.Interface{Driver: "virtio*"}), true},
+		"a card of two":         {[]config.Interface{{Name: "uplink", Driver: "tulip", DHCP: true}}, true},
 		"another driver":        {selected(config.Interface{Driver: "e1000e"}), false},
 		"a bus path":            {selected(config.Interface{BusPath: "0000:00:04.*"}), true},
 		"another bus path":      {selected(config.Interface{BusPath: "0000:00:05.*"}), false},

@@ -49,7 +49,8 @@ func (d *Volumes) settle(ctx context.Context, f disk.Disk, volumes []volume.Volu
 		}
 		p, err := f.Device(v.Label)
 		if err == nil {
-			err = errors.Join(encryption(v).Settle(ctx, p.Path), encryption(v).Note())
+			err = encryption(v).Settle(ctx, p.Path)
+			encryption(v).Note()
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -182,12 +182,10 @@ func (d *Volumes) mount(ctx context.Context, wanted config.DataDisk) (path strin
 		if err == nil {
 			err = d.Keeper.Open(ctx, f, v)
 		}
-		if err == nil {
-			err = encryption(v).Note()
-		}
 		if err != nil {
 			return f.Path, nil, err
 		}
+		encryption(v).Note()
 		made[v.Label] = v.Status(f, encryption(v).Show, d.settled[v.Label])
 	}
 	return f.Path, made, lacks

@@ -113,10 +113,13 @@ lint: $(DEV) ## gofmt, go vet and staticcheck
 
 bench: $(DEV) ## figures beside their budgets (ONLY=install|encryption|…, PROVISIONER, CLUSTERS=3 of several containers)
 	@$(DEV) setup --tests=false
-	@go test -trimpath -tags=e2e -count=1 -run='^$$' -bench='(?i)^Benchmark($(or $(ONLY),.*))$$' -benchtime=1x -timeout=0 -v ./qemu/e2e/bench \
-	  -provisioner=$(PROVISIONER) -clusters=$(or $(CLUSTERS),1)
-	@CGO_ENABLED=0 go test -trimpath -tags=kernel -exec='$(abspath $(DEV)) uml' -count=1 -run='^$$' \
-	  -bench='(?i)^Benchmark($(or $(ONLY),.*))$$' -benchtime=1x ./services/system/luks
+	@failed=0; one='(?i)^Benchmark($(or $(ONLY),.*))$$'; \
+	  go test -trimpath -tags=e2e -count=1 -run='^$$' -bench="$$one" -benchtime=1x -timeout=0 -v ./qemu/e2e/bench \
+	    -provisioner=$(PROVISIONER) -clusters=$(or $(CLUSTERS),1) || failed=1; \
+	  go test -trimpath -count=1 -run='^$$' -bench="$$one" -benchtime=1x ./services/system/luks || failed=1; \
+	  CGO_ENABLED=0 go test -trimpath -tags=kernel -exec='$(abspath $(DEV)) uml' -count=1 -run='^$$' -bench="$$one" -benchtime=1x \
+	    ./services/system/luks || failed=1; \
+	  exit $$failed
 
 outdated: $(DEV) ## which modules and components have newer versions
 	@$(DEV) outdated
